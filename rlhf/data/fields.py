@@ -8,15 +8,20 @@ import datetime
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeGuard
 
 from rlhf.data.scripts import words as spoken_words
-from rlhf.data.transcripts import is_transcript
+from rlhf.data.transcripts import begins_with_turn, is_transcript
 from rlhf.errors import UserError
 
+# Columns whose texts may be transcripts, and what tells that of one text.
+TRANSCRIPTS: dict[str, Callable[[str], bool]] = {
+    "prompt": is_transcript,
+    **dict.fromkeys(("chosen", "rejected", "completion", "response"), begins_with_turn),
+}
 SURVEYED = 10_000  # rows of a file that decide what holds for the file
 LONGEST_WORD = 100  # characters
 MESSAGE = "[]."  # before the name of a field of messages, wherever they stand
@@ -123,12 +128,12 @@ class FileFacts:
     """What holds for all rows of a file, and no row can say by itself.
 
     `ids` are names of fields, dotted, those of messages behind `[].`, and `constant` has such names with the one value;
-    `transcripts` says whether texts of prompts are transcripts, None where there are no texts to tell by.
+    `transcripts` says of the columns of prompts and answers with texts whether these are transcripts.
     """
 
     ids: frozenset[str] = frozenset()
     constant: Mapping[str, str] = field(default_factory=dict)
-    transcripts: bool | None = None
+    transcripts: Mapping[str, bool] = field(default_factory=dict)
     sample: tuple[dict[str, object], ...] = ()
 
     def is_constant(self, name: str, value: object) -> bool:
@@ -167,7 +172,8 @@ class _Column:
 def survey(rows: Iterable[tuple[str, object]]) -> FileFacts:
     """Return what holds for a file by its first rows. A file that cannot be read on is left to its reader."""
     columns: dict[str, _Column] = {}
-    count = texts = transcripts = 0
+    texts: dict[str, list[bool]] = {}
+    count = 0
     sample = []
     try:
         for _, row in itertools.islice(rows, SURVEYED):
@@ -175,8 +181,9 @@ def survey(rows: Iterable[tuple[str, object]]) -> FileFacts:
                 continue
             count += 1
             sample += [row] if count <= _SAMPLE else []
-            if isinstance(prompt := row.get("prompt"), str):
-                texts, transcripts = texts + 1, transcripts + is_transcript(prompt)
+            for name, has_shape in TRANSCRIPTS.items():
+                if isinstance(text := row.get(name), str):
+                    texts.setdefault(name, []).append(has_shape(text))
             seen = set()
             for _, name, value in fields(row):
                 column = columns.setdefault(name, _Column())
@@ -194,7 +201,7 @@ def survey(rows: Iterable[tuple[str, object]]) -> FileFacts:
             for name, column in columns.items()
             if 1 < column.rows == count and len(column.values) == 1 and column.values != {""}
         },
-        2 * transcripts > texts if texts else None,
+        {name: 2 * sum(shapes) > len(shapes) for name, shapes in texts.items()},
         tuple(sample),
     )
 

@@ -346,10 +346,10 @@ class _Reader:
 
     def _checked_kind(self, row: dict[str, object], kind: RowKind | None) -> RowKind:
         """Return the file's kind, which its first row of any known kind decides. Raises Malformed for other rows."""
+        if self.kind in ("auto", "preference") and (columns := compared(row)):
+            raise _comparison(columns)
         if self.kind != "auto":
             return self.kind
-        if columns := compared(row):
-            raise _comparison(columns)
         row_kind = kind_of(row)
         kind = kind or row_kind
         if kind is None:

@@ -194,7 +194,7 @@ def _completion(row: dict[str, object], source: str, facts: FileFacts) -> Exampl
         )
     row_prompt = _prompt(_field(row, "prompt", "completion"), facts)
     key = either(row, "completion", "response")
-    prompt, response = _answer(_field(row, key, "completion"), key, row_prompt)
+    prompt, response = _answer(_field(row, key, "completion"), key, row_prompt, facts)
     if not _begins_with(prompt, row_prompt):
         raise Malformed(f"'{key}' holds a conversation that does not begin with 'prompt'")
     return _example(prompt, response, source, _right_answer(row))
@@ -251,8 +251,8 @@ def _pair(row: dict[str, object], kind: RowKind, source: str, facts: FileFacts) 
     row_prompt = None
     if kind == "preference" and (row.get("prompt") is not None or not all(isinstance(side, list) for side in sides)):
         row_prompt = _prompt(_field(row, "prompt", kind), facts)
-    prompt, chosen = _answer(sides[0], "chosen", row_prompt)
-    other_prompt, rejected = _answer(sides[1], "rejected", row_prompt)
+    prompt, chosen = _answer(sides[0], "chosen", row_prompt, facts)
+    other_prompt, rejected = _answer(sides[1], "rejected", row_prompt, facts)
     if normal_prompt(prompt) != normal_prompt(other_prompt):
         return "prompts_differ"
     if row_prompt is not None and not _begins_with(prompt, row_prompt):
@@ -282,7 +282,7 @@ def _prompt(value: object, facts: FileFacts = NO_FACTS) -> tuple[Message, ...]:
     if isinstance(value, list):
         return read_messages(value, "prompt")
     prompt = spoken_text(value, "prompt")
-    if facts.transcripts is False or not is_transcript(prompt):
+    if not facts.transcripts.get("prompt", True) or not is_transcript(prompt):
         return (Message("user", prompt),)
     *turns, last = parse_hh(prompt)
     return (*turns, last) if last.content.strip() else tuple(turns)
@@ -301,7 +301,9 @@ def parse_prompt(value: object, source: str, system: object = None) -> tuple[Mes
         raise UserError(f"{source}: {problem}") from None
 
 
-def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> tuple[tuple[Message, ...], str]:
+def _answer(
+    value: object, key: str, row_prompt: tuple[Message, ...] | None, facts: FileFacts = NO_FACTS
+) -> tuple[tuple[Message, ...], str]:
     """Return the prompt and the answer of one side of a row. Raises Malformed, and _Untrained without an answer.
 
     The answer is the last assistant turn, or the last one that the row trains on; turns behind it are dropped. A side
@@ -311,8 +313,8 @@ def _answer(value: object, key: str, row_prompt: tuple[Message, ...] | None) -> 
         turns = read_messages(value, key)
     else:
         answer = spoken_text(value, key)
-        is_transcript = row_prompt is None or begins_with_turn(answer)
-        turns = parse_hh(answer) if is_transcript else (Message("assistant", answer.removeprefix(" ")),)
+        whole = row_prompt is None or (facts.transcripts.get(key, True) and begins_with_turn(answer))
+        turns = parse_hh(answer) if whole else (Message("assistant", answer.removeprefix(" ")),)
     if not any(turn.role == "assistant" for turn in turns):
         problem = f"'{key}' has no assistant turn"
         if row_prompt is not None or isinstance(value, list):

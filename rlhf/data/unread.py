@@ -41,8 +41,8 @@ def refuse_unread(
     others = (field for sampled in facts.sample for field in _unread(sampled, kind, facts, columns).refused)
     names = dict.fromkeys(field.name for field in [*unread.refused, *others])
     raise UnknownColumn(
-        f"'{place[:60]}' is not used in training, and the answer may depend on it{asks}. Write it into the prompt, or "
-        f"say that no answer needs it: {ignoring(names)}"
+        f"'{place[:60]}' is not used in training, and the answer may depend on it{asks}. Write it into the prompt, "
+        f"name it as a column that is read (data.rename, --rename), or say that no answer needs it: {ignoring(names)}"
     )
 
 

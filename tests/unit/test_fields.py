@@ -175,6 +175,13 @@ def test_the_file_decides_whether_prompts_are_transcripts():
     assert read(PAIR | {"prompt": POEM}).pairs[0].prompt == (Message("user", POEM),), "no one answers it there"
 
 
+def test_an_answer_that_is_a_dialogue_stays_as_it_is_beside_answers_that_are_none():
+    dialogue = "\n\nHuman: Hi\n\nAssistant: Hello."
+    rows = [{"prompt": f"Write {n}.", "completion": text} for n, text in enumerate([dialogue, "A tree.", "A stone."])]
+    assert [example.response for example in read(*rows).examples] == [dialogue, "A tree.", "A stone."]
+    assert "that does not begin with 'prompt'" in refusal(rows[0])
+
+
 @pytest.mark.parametrize("end", ["\r\n", "\r", "\u2028", "\u2029", "\x85"])
 def test_every_line_end_counts_in_a_transcript(end):
     prompt = f"{end}{end}Human: Hi{end}you{end}{end}Assistant:"

@@ -206,9 +206,10 @@ def test_responses_verdicts_and_ratings_are_found_by_their_shape(tmp_path, row, 
     file = write(tmp_path / "a.jsonl", row)
     (pair,) = convert.convert([file]).rows.pairs
     assert pair.chosen == chosen
-    with pytest.raises(UserError, match="two responses") as refusal:
-        formats.read([file])
-    assert "ename" not in str(refusal.value) and "--to pairs.jsonl" in str(refusal.value)
+    for kind in ("auto", "preference"):
+        with pytest.raises(UserError, match="two responses") as refusal:
+            formats.read([file], kind=kind)
+        assert "ename" not in str(refusal.value) and "--to pairs.jsonl" in str(refusal.value)
 
 
 @pytest.mark.parametrize("verdict", [1, 0, True, 0.5, "yes", "the long one"])
