@@ -5,11 +5,15 @@ import hashlib
 import json
 import math
 import os
+import resource
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+AT_LIMIT, JUST = 0.9, 60  # share of a limit that a file in blocks stops at, and seconds since it was written to
 
 JsonValue = Mapping[str, "JsonValue"] | Sequence["JsonValue"] | str | float | bool | None  # what JSON can express
 JsonObject = dict[str, JsonValue]  # to be written or printed; readers return Any, because a file may hold anything
@@ -33,12 +37,23 @@ def replacing(file: Path) -> Iterator[Path]:
     """
     temporary = file.with_name(f".{file.name[:40]}.{os.getpid()}.tmp")  # also of a long name
     try:
-        yield temporary
+        with _named(file):
+            yield temporary
         with suppress(FileNotFoundError):
             shutil.copymode(file, temporary)
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Name the file in an error of writing to it, which the system raises without a name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(file)
+        raise
 
 
 def write_json(file: Path, content: object) -> None:
@@ -52,7 +67,7 @@ def write_json(file: Path, content: object) -> None:
 
 def append(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Append one line of JSON for each row."""
-    with open(file, "a", encoding="utf-8") as handle:
+    with _named(file), open(file, "a", encoding="utf-8") as handle:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -96,6 +111,30 @@ def remove(path: Path) -> None:
 def disk_is_full(error: BaseException) -> bool:
     """Return whether the system refused to write because a disk, or one's share of it, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def file_limit() -> int | None:
+    """Return the bytes that a file may have (`ulimit -f`); None without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def limited_file(folder: Path, error: BaseException) -> Path | None:
+    """Return the file that could not grow because the size of files is limited; None if `error` has another cause.
+
+    Libraries name neither the cause nor the file. Then a file in `folder` that has just come to the limit shows it.
+    """
+    refused = isinstance(error, OSError) and error.errno == errno.EFBIG
+    if refused and isinstance(error, OSError) and error.filename:
+        return Path(error.filename)
+    limit = file_limit()
+    found = {}
+    for file in folder.rglob("*") if limit else ():
+        with suppress(OSError):  # it may be gone by now
+            found[file] = file.stat()
+    reached = [file for file, facts in found.items() if limit and facts.st_size > AT_LIMIT * limit]
+    recent = [file for file in reached if time.time() - found[file].st_mtime < JUST]
+    return max(recent, key=lambda file: found[file].st_mtime, default=folder if refused else None)
 
 
 def cache_root() -> Path:

@@ -1,5 +1,6 @@
 """The end of a command: one line for a known failure, a traceback for a bug."""
 
+import errno
 import io
 import os
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 import click
 
 from rlhf.errors import OptionError, UserError
+from rlhf.files import file_limit
 from rlhf.process import children, distributed, endings, exhaustion, launching
 from rlhf.terminal import message_of, one_line, say, shortened, visible
 
@@ -90,7 +92,8 @@ def _explained(error: Exception) -> int:
     if isinstance(error, OSError):
         if error.filename is None:
             _abandon_stdout()  # stdout may be what failed, and the interpreter would write to it again
-        return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
+        limit = f" (ulimit -f: {file_limit():,} bytes)" if error.errno == errno.EFBIG and file_limit() else ""
+        return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}{limit}")
     if launching.other_rank_ended(error):
         if not launching.pass_on("another rank has ended"):
             say("error: another rank has ended; its own message says why")

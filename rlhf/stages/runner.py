@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlhf import files
 from rlhf.errors import Interrupted, UserError
-from rlhf.files import disk_is_full
 from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
@@ -214,7 +214,7 @@ def resume_command() -> str:
 
 @contextmanager
 def _explained_errors(run: StageRun) -> Iterator[None]:
-    """Turn a full disk and exhausted memory into a UserError; libraries report them in many ways.
+    """Turn a full disk, a limit on files and exhausted memory into a UserError; libraries report them in many ways.
 
     Adds to Interrupted how the stage goes on.
     """
@@ -225,6 +225,11 @@ def _explained_errors(run: StageRun) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
+        if (file := _limited_file(run.run_directory, error)) is not None:
+            limit = f" (ulimit -f: {files.file_limit():,} bytes)" if files.file_limit() else ""
+            raise UserError(
+                f"{file}: larger than a file may be here{limit}; allow more and continue with --resume"
+            ) from error
         if _disk_is_full(run.run_directory, error):
             raise UserError(f"{run.path}: the disk is full; make room and continue with --resume") from error
         if exhaustion.out_of_memory(error):
@@ -232,11 +237,20 @@ def _explained_errors(run: StageRun) -> Iterator[None]:
         raise
 
 
+def _limited_file(folder: Path, error: Exception) -> Path | None:
+    """Return the file that reached the limit of a file's size, if that is what an error means."""
+    return files.limited_file(folder, error) if _may_be_of_writing(error) else None
+
+
+def _may_be_of_writing(error: Exception) -> bool:
+    return any(kind.__name__ in WRITE_ERRORS for kind in type(error).__mro__)
+
+
 def _disk_is_full(folder: Path, error: Exception) -> bool:
     """Return whether an error means that the disk is full. Libraries do not say so, thus free space decides."""
-    if disk_is_full(error):
+    if files.disk_is_full(error):
         return True
-    if not any(kind.__name__ in WRITE_ERRORS for kind in type(error).__mro__):
+    if not _may_be_of_writing(error):
         return False
     try:
         return shutil.disk_usage(folder).free < FULL_DISK_BYTES

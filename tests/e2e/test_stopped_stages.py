@@ -84,6 +84,7 @@ class OutOfMemoryError(RuntimeError):
         (OutOfMemoryError("CUDA out of memory"), "out of memory on the GPU; `rlhf plan"),
         (OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"), "the disk is full; make room"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk is full; make room"),
+        (OSError(errno.EFBIG, "File too large", "a/b"), "a/b: larger than a file may be here; allow more and continue"),
     ],
 )
 def test_memory_and_disks_that_run_out_are_one_line(command, trained, tmp_path, monkeypatch, error, said):

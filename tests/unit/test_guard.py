@@ -42,6 +42,7 @@ NESTED.__cause__ = MemoryError()
         (UserError("two\nlines"), 1, "error: two lines"),
         (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 5000), 1, "File name too long"),
         (OSError(errno.ENOSPC, "No space left on device", "runs/a"), 1, "error: runs/a: No space left on device"),
+        (OSError(errno.EFBIG, "File too large", "a.html"), 1, "error: a.html: File too large"),
         (PermissionError(errno.EACCES, "Permission denied", "a\x1b[31mb"), 1, r"a\x1b[31mb: Permission denied"),
         (MemoryError(), 71, "out of memory"),
         (NESTED, 71, "out of memory"),
