@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bench.paths import ROOT
 from rlhf.errors import UserError
+from rlhf.run.provenance import git_environment
 
 MAIN = ("origin/main", "main")  # the first that there is
 CHECKOUTS = ROOT / "build" / "against"  # git ignores it, and `make clean` removes it
@@ -62,7 +63,8 @@ def unpack(revision: str, root: Path = ROOT, into: Path = CHECKOUTS) -> Checkout
     folder = into / commit[:12]
     if not (folder / DONE).is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        archive = subprocess.run(["git", "-C", str(root), "archive", commit], capture_output=True)
+        command = ["git", "-C", str(root), "archive", commit]
+        archive = subprocess.run(command, capture_output=True, env=git_environment())
         if archive.returncode:
             raise UserError(f"REV={revision}: git archive: {archive.stderr.decode(errors='replace').strip()}")
         subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
@@ -88,7 +90,8 @@ def _interpreter(folder: Path, root: Path) -> str:
 def _git(root: Path, *arguments: str) -> str | None:
     """Return what git prints; None where it fails, or says nothing."""
     try:
-        asked = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+        command = ["git", "-C", str(root), *arguments]
+        asked = subprocess.run(command, capture_output=True, text=True, check=True, env=git_environment())
     except (OSError, subprocess.CalledProcessError):
         return None
     return asked.stdout.strip() or None

@@ -1,7 +1,6 @@
 """The end of a command: one line for a known failure, a traceback for a bug."""
 
 import errno
-import io
 import os
 import sys
 import traceback
@@ -12,7 +11,7 @@ import click
 from rlhf.errors import OptionError, UserError
 from rlhf.files import file_limit
 from rlhf.process import children, distributed, endings, exhaustion, launching
-from rlhf.terminal import message_of, one_line, say, shortened, visible
+from rlhf.terminal import message_of, one_line, say, shortened, streams, visible
 
 MISTAKE = 2  # exit code of a mistake in the command, as click has it
 BUG = 70  # exit code of a bug, as in sysexits.h
@@ -24,9 +23,7 @@ def guarded(command: click.Command, name: str | None = None) -> None:
 
     `name` is the program's name in its messages; None takes it from the command line.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show is not an error
+    streams.guard_streams()
     try:
         with endings.listening(_print_stopped):
             _check_arguments(sys.argv[1:])
@@ -135,4 +132,4 @@ def _abandon_stdout() -> None:
     try:
         sys.stdout.flush()
     except (OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        streams.discard(1)

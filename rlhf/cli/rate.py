@@ -19,7 +19,7 @@ from rlhf.recipe import EVALUATE, POLICIES
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import SAMPLES
 from rlhf.run.packages import install_command
-from rlhf.terminal import counted, say, screen
+from rlhf.terminal import counted, say, screen, streams
 
 
 @click.command("ab", cls=StrictCommand)
@@ -105,6 +105,7 @@ def judge(
     RUN is a run directory, <out>/<recipe>/<version>; without it --hw or --recipe names the run. It rates the pairs that
     `rlhf ab` shows to people; a choice counts if it is the same in both orders.
     """
+    streams.outlast()
     try:
         from rlhf.rating import judge as judging
     except ModuleNotFoundError as error:

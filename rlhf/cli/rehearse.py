@@ -15,7 +15,7 @@ from rlhf.commands.rehearse import Outcome
 from rlhf.errors import OptionError, UserError
 from rlhf.files import remove
 from rlhf.run.lock import locked
-from rlhf.terminal import say, screen
+from rlhf.terminal import say, screen, streams
 from rlhf.terminal.tables import rows_table
 
 
@@ -34,6 +34,7 @@ def rehearse(choice: Choice, out: Path) -> None:
     of the recipe in <out>/rehearsal is replaced. The exit code is not 0 if a stage failed, or computed a number that is
     not finite.
     """
+    streams.outlast()
     loaded = choice.load()
     folder = (out / "rehearsal" / loaded.name / loaded.version).absolute()
     rows = folder / "rows.jsonl"

@@ -24,7 +24,7 @@ from rlhf.run.named import named_run
 from rlhf.run.records import Summary
 from rlhf.stages import runner
 from rlhf.stages.result import Result
-from rlhf.terminal import screen
+from rlhf.terminal import screen, streams
 from rlhf.terminal.tables import show_sample
 
 TRIAL_NOTE = (
@@ -112,6 +112,7 @@ def run(
     price: float | None,
 ) -> None:
     """Run one stage; `HELP` says how."""
+    streams.outlast()
     _check_files_follow_data(choice, more_data)
     loaded = choice.load(more_data, merging=stage == MERGE)
     task = tasks.task_of(

@@ -7,6 +7,14 @@ from pathlib import Path
 from rlhf.run.records import Code
 
 
+def git_environment() -> dict[str, str]:
+    """Return the environment in which git looks at the folder that it is given.
+
+    In hooks and in commands of a rebase git sets variables (GIT_DIR, GIT_WORK_TREE, …) that name another repository.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
 def code_version(recipe: Path | None = None) -> Code:
     """Return the commit of the code that runs, and whether files that can change results differ from it.
 
@@ -21,9 +29,10 @@ def code_version(recipe: Path | None = None) -> Code:
     root = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(root), *arguments]
+        command = ["git", "--no-optional-locks", "-C", str(root), *arguments]  # looking changes nothing
+        environment = git_environment()
         try:
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
             return None
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from rlhf.run.provenance import git_environment
 from tests.fuzz import kills, sandbox
 from tests.fuzz.oracle import Case, Verdict, hashes, judge
 from tests.fuzz.reference import STAGES, Reference
@@ -160,7 +161,7 @@ def _children() -> float:
 
 def _commit() -> str:
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+    return subprocess.run(command, capture_output=True, text=True, env=git_environment()).stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -798,6 +798,27 @@ def test_code_inside_another_projects_checkout_names_no_commit(tmp_path, monkeyp
     assert provenance.code_version().commit
 
 
+@pytest.mark.parametrize("where", ["hook", "work tree", "objects", "index"])
+def test_the_commit_is_that_of_the_code_whatever_git_sets_for_a_hook(tmp_path, monkeypatch, where):
+    monkeypatch.delenv("RLHF_COMMIT", raising=False)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b.c")
+    for name in ("ours", "theirs"):
+        subprocess.run(["git", "init", "-q", tmp_path / name], check=True)
+        subprocess.run([*git, "-C", tmp_path / name, "commit", "-q", "--allow-empty", "-m", name], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "ours/rlhf/run/provenance.py"))
+    ours, theirs = provenance.code_version(), tmp_path / "theirs"
+    assert ours.commit and ours.dirty is False
+    variables = {
+        "hook": {"GIT_DIR": theirs / ".git"},
+        "work tree": {"GIT_DIR": theirs / ".git", "GIT_WORK_TREE": theirs, "GIT_PREFIX": "a/"},
+        "objects": {"GIT_OBJECT_DIRECTORY": theirs / ".git/objects", "GIT_COMMON_DIR": theirs / ".git"},
+        "index": {"GIT_INDEX_FILE": theirs / "no-index", "GIT_CEILING_DIRECTORIES": tmp_path / "ours"},
+    }
+    for name, value in variables[where].items():
+        monkeypatch.setenv(name, str(value))
+    assert provenance.code_version() == ours
+
+
 def test_only_files_that_a_run_uses_make_its_code_changed(tmp_path, monkeypatch):
     monkeypatch.delenv("RLHF_COMMIT", raising=False)
     recipes = {name: tmp_path / "recipes" / name / "v1" for name in ("known", "mine", "other")}
