@@ -1,7 +1,7 @@
 """The recipe that a command's options lead to."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
 from rlhf.recipe import PRETRAIN, Changes, Data, PinnedRecipe
 from rlhf.recipe.names import is_gguf
-from rlhf.run.named import NamedRun, recipe_of
+from rlhf.run.named import NamedRun, edits_since, named_run, recipe_of
 from rlhf.terminal import say
 
 RECIPE_ROOT = "rlhf.recipes"  # key of a command's --recipe-root in click's context
@@ -48,6 +48,10 @@ class Choice:
         if self.run is not None:
             with _of_options():
                 changes = recipes.parse_overrides(self.changes)
+            if not (quiet or distributed.launched()) and (
+                edits := edits_since(self.run, recipes_root(), self.directory)
+            ):
+                say(edits)
             return recipe_of(self.run, recipes_root(), self.directory, changes, merging)
         directory, data = self.directory_of_recipe(), (*self.data, *more_data)
         as_written = recipes.load(directory).recipe  # without options, whose mistakes come below
@@ -153,6 +157,17 @@ def recipes_root() -> Path:
     """Return the folder in which --hw looks: --recipe-root, or the default."""
     context = click.get_current_context(silent=True)
     return (context.meta.get(RECIPE_ROOT) if context else None) or recipes.default_root()
+
+
+def tell_if_edited(runs: Iterable[Path]) -> None:
+    """Print which of these runs have a recipe that was edited since, for a command that reads their records alone.
+
+    A damaged run, and one whose recipe is elsewhere, is left to the command.
+    """
+    for directory in runs:
+        with suppress(UserError):
+            if edits := edits_since(named_run(directory), recipes_root()):
+                say(edits)
 
 
 def _about_version(chosen: PinnedRecipe, by_hardware: bool) -> str:

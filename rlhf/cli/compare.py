@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from rlhf.cli.choice import tell_if_edited
 from rlhf.cli.options import OneOf, StrictCommand, existing_files, run_directory
 from rlhf.commands import compare
 from rlhf.commands.compare import COMPARED_POLICIES
@@ -48,6 +49,7 @@ def compare_runs(
     if len(scored) not in (0, 2):
         raise click.BadParameter("give it twice, first for A and then for B", param_hint="--scored")
     files = scored or (None, None)
+    tell_if_edited((a, b))
     first = compare.load(a, stage, files[0])
     result = compare.compare_runs(first, compare.load(b, stage_b or first.policy, files[1]))
     if as_json:

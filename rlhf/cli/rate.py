@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.choice import Choice
+from rlhf.cli.choice import Choice, tell_if_edited
 from rlhf.cli.options import OUTPUT, SEED, StrictCommand, WholeNumber, refuse_inputs, run_directory
 from rlhf.cli.recipe_options import pair_options
 from rlhf.errors import UserError
@@ -121,6 +121,7 @@ def judge(
 def _pairs(choice: Choice, out: Path, a: str | None, b: str | None) -> PairedAnswers:
     """Return the pairs of two policies' answers in a run, or in that of the chosen recipe below the runs root `out`."""
     if choice.run is not None:
+        tell_if_edited([choice.run.directory])
         return pair_answers(choice.run.directory, a, b)
     loaded = choice.load()
     return pair_answers(out / loaded.name / loaded.version, a, b)
@@ -155,6 +156,7 @@ def export_ratings(
 
     RUN is a run directory, <out>/<recipe>/<version>. The rows are for --data and `rlhf data check`.
     """
+    tell_if_edited([directory])
     paired, samples = pair_answers(directory, a, b), directory / EVALUATE / SAMPLES
     refuse_inputs(to, [paired.file, samples])
     manifest = read_manifest(directory / EVALUATE)

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from rlhf import report as reporting
-from rlhf.cli.choice import Choice
+from rlhf.cli.choice import Choice, tell_if_edited
 from rlhf.cli.options import OUTPUT, PRICE, StrictCommand, refuse_inputs, run_directories, typed_options
 from rlhf.cli.recipe_options import chooses_recipe
 from rlhf.errors import OptionError, UserError
@@ -31,6 +31,7 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
     if not runs:
         loaded = choice.load()
         runs = [out / loaded.name / loaded.version]
+    tell_if_edited(runs)
     file = to or runs[0] / "report.html"
     try:
         refuse_inputs(file, reporting.data_files(runs))

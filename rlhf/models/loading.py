@@ -1,5 +1,6 @@
 """Loading of base models and tokenizers from the run directory, a folder or the hub."""
 
+import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -105,9 +106,14 @@ def base_name(run: StageRun) -> str:
 
 
 def local_name(settings: Model | Tokenizer) -> str:
-    """Return the name that transformers loads a model or tokenizer by: of a GGUF file, its converted folder."""
+    """Return the name that transformers loads a model or tokenizer by: of a GGUF file, its converted folder.
+
+    A folder's name is absolute: an adapter that names it is loaded from anywhere.
+    """
     name = str(settings.name)
-    return str(gguf.converted(Path(name))) if settings.source == "local" and is_gguf(name) else name
+    if settings.source != "local":
+        return name
+    return str(gguf.converted(Path(name))) if is_gguf(name) else os.path.abspath(name)
 
 
 def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from rlhf.errors import OptionError, UserError, no_such
-from rlhf.recipe import POLICIES, STAGES, Changes, PinnedRecipe, StageName, as_yaml, load, stage_name
+from rlhf.recipe import (
+    POLICIES,
+    STAGES,
+    Changes,
+    PinnedRecipe,
+    StageName,
+    as_yaml,
+    changed_settings,
+    deciding_settings,
+    load,
+    stage_name,
+)
 from rlhf.run import other_settings
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import MANIFEST
@@ -74,9 +85,7 @@ def settings_of(run: NamedRun) -> RunSettings:
     A key that decides nothing in a stage is taken from the stage that was started last. Raises UserError for a damaged
     manifest, for a directory that was renamed, and where stages were made with other values of a key.
     """
-    stages = [run.stage] if run.stage else _stages_in(run.directory)
-    manifests = {stage: read_manifest(run.directory / stage) for stage in stages}
-    ordered = sorted(manifests.items(), key=lambda item: item[1].started or "")
+    ordered = sorted(_manifests(run).items(), key=lambda item: item[1].started or "")
     newest = ordered[-1][1]
     folders = Path(os.path.abspath(run.directory)).parts[-2:]
     if folders != (newest.recipe, newest.version):
@@ -124,6 +133,25 @@ def recipe_of(
     return loaded.with_changes({_MERGED: run.stage})
 
 
+def edits_since(run: NamedRun, root: Path, directory: Path | None = None) -> str | None:
+    """Return in words that a run's recipe, which `recipe_of` finds, was edited since; None if it was not.
+
+    They name the settings in which the run's stages differ from it. Raises what `recipe_of` raises.
+    """
+    made = settings_of(run)
+    loaded = load(_recipe_folder(run, made, root, directory), made.overrides, made.seed)
+    if loaded.sha256 == made.recipe_sha256:
+        return None
+    differences = []
+    for stage, manifest in _manifests(run).items():
+        settings = manifest.settings.plain()
+        if keys := changed_settings(settings, loaded.recipe, stage):
+            now = deciding_settings(loaded.recipe, stage)
+            differences.append(f"{stage} was made with {other_settings.in_words(keys, settings, now)}")
+    of_stages = "; ".join(differences) or "no stage of it has other settings"
+    return f"{loaded.directory / 'recipe.yaml'} was edited since {run} was made: {of_stages}"
+
+
 def _recipe_folder(run: NamedRun, made: RunSettings, root: Path, typed: Path | None) -> Path:
     """Return the folder of a run's recipe. Raises OptionError without any."""
     names = made.recipe, made.version
@@ -141,6 +169,12 @@ def _recipe_folder(run: NamedRun, made: RunSettings, root: Path, typed: Path | N
         where = "--recipe-root names the folder that it is in"
         raise OptionError(f"{run}: its recipe {'/'.join(names)} is not in {root}; {where}")
     return next((folder for folder in folders if load(folder).sha256 == made.recipe_sha256), folders[0])
+
+
+def _manifests(run: NamedRun) -> dict[StageName, Manifest]:
+    """Return the manifests of a run's named stage, or of all its stages. Raises UserError for a damaged one."""
+    stages = [run.stage] if run.stage else _stages_in(run.directory)
+    return {stage: read_manifest(run.directory / stage) for stage in stages}
 
 
 def _stages_in(directory: Path) -> list[StageName]:

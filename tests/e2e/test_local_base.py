@@ -29,20 +29,24 @@ def weights(root: Path, stage: str) -> dict[str, torch.Tensor]:
     return load_file(root / "cpu-tiny/v1" / stage / "adapter/adapter_model.safetensors")
 
 
-def test_the_chain_starts_from_a_local_checkpoint(trained, tmp_path):
-    """Its dropout acts nowhere: DPO starts at its reference, and PPO's first ratio is 1, also where it recomputes."""
+def test_the_chain_starts_from_a_local_checkpoint(trained, tmp_path, monkeypatch):
+    """Its folder is named from where the run is started. Its dropout acts nowhere.
+
+    DPO starts at its reference, and PPO's first ratio is 1, also where it recomputes.
+    """
     base = tmp_path / "base"
+    monkeypatch.chdir(tmp_path)
     shutil.copytree(trained / "cpu-tiny/v1/pretrain/model", base)
     (base / "config.json").write_text(json.dumps(content_of(base / "config.json") | {"attention_dropout": 0.3}))
     one_step = {"ppo__gradient_checkpointing": True, "ppo__num_mini_batches": 1, "ppo__num_ppo_epochs": 1}
-    changes = {"model__name": str(base), "merge__stage": "dpo", "dpo__logging_steps": 1}
+    changes = {"model__name": "base", "merge__stage": "dpo", "dpo__logging_steps": 1}
     loaded = pretrained(trained, tmp_path, **changes, **one_step)
     run_stages(loaded, tmp_path, "sft", "rm", "ppo", "dpo", "evaluate", "merge")
     first = {stage: read_intact_lines(tmp_path / f"cpu-tiny/v1/{stage}/metrics.jsonl")[0] for stage in ("ppo", "dpo")}
     assert first["ppo"]["val/ratio"] == pytest.approx(1, abs=1e-6) and first["ppo"]["policy/approxkl_avg"] < 1e-9
     assert first["dpo"]["loss"] == pytest.approx(math.log(2)) and first["dpo"]["rewards/chosen"] == 0
     config = json.loads((tmp_path / "cpu-tiny/v1/ppo/adapter/adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == loaded.recipe.model.name
+    assert config["base_model_name_or_path"] == str(base)
     assert content_of(tmp_path / "cpu-tiny/v1/merge/summary.json")["metrics"]["adapter_effect"] > 0
     with pytest.raises(UserError, match=r"pretrain: .* has no such stage; it starts from"):
         run_stages(loaded, tmp_path, "pretrain")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf import recipe as recipes
+from rlhf.cli import choice
 from rlhf.errors import UserError
 from rlhf.recipe import Changes, StageName, load
 from rlhf.run.directory import StageRun
@@ -85,6 +87,48 @@ def test_the_folder_of_a_stage_chooses_that_stage(command, run):
         assert merge and merge.stage == merged
     typed = recipe_of(named_run(run / "dpo"), root, None, {"merge.stage": "ppo"}, merging=True).recipe.merge
     assert typed and typed.stage == "ppo"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("chat", "RUN"),
+        ("score", "RUN", "--prompt", "a", "--response", "b"),
+        ("serve", "RUN"),
+        ("run", "evaluate", "RUN"),
+        ("run", "merge", "RUN"),
+        ("ab", "RUN"),
+        ("report", "RUN"),
+        ("compare", "RUN", "RUN"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("edit", ["weight_decay", "a comment", "another section"])
+def test_a_recipe_that_was_edited_after_the_run_is_said_to_be(command, tmp_path, monkeypatch, words, edit):
+    folder = tmp_path / "recipes/cpu-tiny/v1"
+    shutil.copytree(RECIPE, folder)
+    loaded = recipes.load(folder, SMALL)
+    run = StageRun(tmp_path / "runs", loaded, "sft")
+    run.start(False, ["rlhf", "run", "sft", "--recipe", str(folder)], {"name": "cpu", "type": "cpu"})
+    file = folder / "recipe.yaml"
+    text = file.read_text()
+    edited = {
+        "weight_decay": text.replace("weight_decay: 0.0\n", "weight_decay: 0.125\n", 1),
+        "a comment": f"# mine\n{text}",
+        "another section": text.replace("kl_coef: 0.1\n", "kl_coef: 0.0625\n", 1),
+    }[edit]
+    assert edited != text
+    file.write_text(edited)
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setattr(choice, "recipes_root", lambda: tmp_path / "recipes")
+    err = command(*(str(run.run_directory) if word == "RUN" else word for word in words))[2]
+    said = [line for line in err.splitlines() if "was edited since" in line]
+    if edit == "a comment":
+        assert not said
+    else:
+        assert said and str(file) in said[0]
+        assert ("sft was made with sft.weight_decay" in said[0]) == (edit == "weight_decay")
+        assert ("no stage of it has other settings" in said[0]) == (edit == "another section")
 
 
 @pytest.mark.parametrize(
