@@ -59,7 +59,7 @@ PREPARING = (
         "--ignore",
         multiple=True,
         metavar="NAMES",
-        help="Columns, or fields of messages, that no answer needs, as data.ignore of a recipe: topic,language.",
+        help="Columns, or fields of messages, that no answer needs, as data.ignore of a recipe. May be repeated.",
     ),
     click.option(
         "--rated",

@@ -47,6 +47,7 @@ is run there, with that run's settings.
 def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
     """Run the task in a file and end the command. No other argument is read."""
     if file is not None:
+        streams.outlast()
         task = tasks.read(file)
         sys.argv[:] = task.argv  # what records and messages name
         run_task(task, task.load())
