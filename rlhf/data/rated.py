@@ -6,6 +6,7 @@ best and worst; or all pairs of answers with different ratings. The difference o
 """
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from rlhf.data.columns import CONTEXT, INPUT_COLUMNS
 from rlhf.data.fields import has_value, is_messages, is_text, leaves, switches_training, values, words
 from rlhf.data.margins import is_place, judges, number_or_none
 from rlhf.data.raw import Malformed
-from rlhf.data.verdicts import PROMPTS, RESPONSE_WORDS, names_verdict
+from rlhf.data.verdicts import PROMPTS, RESPONSE_WORDS, at_most_one, names_verdict
 from rlhf.recipe.choices import RatedPairs
 from rlhf.terminal import counted
 
@@ -57,20 +58,21 @@ def rated_answers(row: Mapping[str, object], rating: str | None) -> Rated | None
 
     Raises Malformed where it is not clear which numbers are the ratings, and for fewer than two rated answers.
     """
-    prompt = next((name for name in PROMPTS if has_value(row.get(name))), None)
+    prompts = [name for name in PROMPTS if has_value(row.get(name))]
     answered = (row.get(name) for name in _OTHER_ANSWERS)
-    if prompt is None or any(has_value(answer) and not isinstance(answer, int | float) for answer in answered):
+    if not prompts or any(has_value(answer) and not isinstance(answer, int | float) for answer in answered):
         return None
     found = _of_objects(row, rating) or _of_lists(row, rating)
     if found is None:
         _refuse_verdict(row)
         return None
     (column, *numbers), answers = found
-    known = [(answer, float(value)) for answer, value in answers if value is not None and has_value(answer)]
+    prompt = at_most_one(prompts, "texts", "write them into one 'prompt'")
+    known = [(answer, value) for answer, value in answers if value is not None and has_value(answer)]
     if len(known) < 2:
         raise Malformed(f"'{column}' has fewer than two answers with a rating; take the row out")
     beside = {name: value for name, value in row.items() if name not in (column, *numbers, prompt)}
-    asked = row[prompt]
+    asked = row[str(prompt)]
     if prompt == "instruction" and has_value(extra := beside.pop("input", None)):
         asked = f"{asked}\n{extra}"
     return Rated(asked, known, beside)
@@ -78,7 +80,7 @@ def rated_answers(row: Mapping[str, object], rating: str | None) -> Rated | None
 
 def _refuse_verdict(row: Mapping[str, object]) -> None:
     """Raise Malformed for a list of answers without ratings and a verdict, whose number may count from 0 or from 1."""
-    answers = next((name for name, value in row.items() if is_answers(name, value)), None)
+    answers = next((name for name, value in row.items() if _is_answers(name, value)), None)
     verdict = next((name for name, value in row.items() if has_value(value) and names_verdict(name)), None)
     if answers is not None and verdict is not None:
         raise Malformed(
@@ -133,7 +135,7 @@ def _of_lists(row: Mapping[str, object], rating: str | None) -> Found | None:
         beside = {name: value for name, value in numbers.items() if name != column and len(value) == len(texts)}
         if column in PROMPTS or not beside or not all(isinstance(text, str) for text in texts):
             continue
-        if not is_answers(column, texts):
+        if not _is_answers(column, texts):
             continue
         if unclear := [name for name in beside if not _AMBIGUOUS.isdisjoint(words(name))]:
             raise Malformed(
@@ -145,7 +147,7 @@ def _of_lists(row: Mapping[str, object], rating: str | None) -> Found | None:
     return None
 
 
-def is_answers(name: str, value: object) -> bool:
+def _is_answers(name: str, value: object) -> bool:
     """Return whether a column is named as a list of answers and has at least two texts, or objects."""
     return (
         isinstance(value, list)
@@ -161,12 +163,11 @@ def _ratings(items: Sequence[Mapping[str, object]], rating: str | None) -> list[
     A number of the answer itself comes before those of its aspects, whose mean counts. Raises Malformed where several
     may be the rating.
     """
-    names = dict.fromkeys(name for item in items for name in item if judges(name))
+    names = dict.fromkeys(name for item in items for name in item if judges(name) or name == rating)
     own = [name for name in names if all(n.get(name) is None or number_or_none(n[name]) is not None for n in items)]
-    own = [name for name in own if any(item.get(name) is not None for item in items) and "." not in name]
     if rating is not None:
-        own = [name for name in own if name == rating]
-    elif len(own) > 1:
+        own = [rating] if rating in names else []
+    elif len(own := [name for name in own if "." not in name]) > 1:
         means = [name for name in own if not {*words(name)}.isdisjoint(_MEANS)]
         overall = [name for name in own if "overall" in words(name)]
         own = means or overall or own
@@ -174,14 +175,22 @@ def _ratings(items: Sequence[Mapping[str, object]], rating: str | None) -> list[
         raise Malformed(f"{', '.join(own)} may each be the rating of an answer; name one: --set data.rating={own[0]}")
     if own:
         sign = -1 if is_place(own[0]) else 1
-        return [None if (number := number_or_none(item.get(own[0]))) is None else sign * number for item in items]
+        return [None if (number := _finite(item.get(own[0]), own[0])) is None else sign * number for item in items]
     if rating is None and (aspects := [name for name in names if {*words(name)} & {"rating", "score"} and "." in name]):
-        return [_mean([item.get(name) for name in aspects]) for item in items]
+        return [_mean([_finite(item.get(name), name) for name in aspects]) for item in items]
     named = f"{rating} (data.rating) is none" if rating else "write a 'rank' beside each, 1 for the best"
     raise Malformed(f"no number beside each answer rates it: {named}")
 
 
-def _mean(numbers: Sequence[object]) -> float | None:
-    """Return the mean of those that are numbers; None without any."""
-    known = [number for number in map(number_or_none, numbers) if number is not None]
+def _finite(value: object, name: str) -> float | None:
+    """Return a rating; None for what is no number, and for NaN. Raises Malformed for an infinite one."""
+    number = number_or_none(value)
+    if number is not None and math.isinf(number):
+        raise Malformed(f"'{name}' is {number}; a rating must be a finite number")
+    return None if number is None or math.isnan(number) else number
+
+
+def _mean(numbers: Sequence[float | None]) -> float | None:
+    """Return the mean of those that are known; None without any."""
+    known = [number for number in numbers if number is not None]
     return statistics.fmean(known) if known else None

@@ -98,11 +98,11 @@ def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object]
     for texts, goes. The row keeps every other column, so that the reader uses it, or refuses to lose it.
     """
     pairs = [f"{first}, {second}" for first, second, marks in _pairs(row) if _are_given(row, (first, second))]
-    _at_most_one(pairs, "responses", "take one pair out", quote=str)
-    _at_most_one(_verdicts(row), "verdicts", "take the others out")
+    at_most_one(pairs, "responses", "take one pair out", quote=str)
+    at_most_one(_verdicts(row), "verdicts", "take the others out")
     are_whole = _is_whole(row[columns.first])
     prompts = [name for name in PROMPTS if has_value(row.get(name)) and not are_whole]
-    prompt = _at_most_one(prompts, "texts", "write them into one 'prompt'")
+    prompt = at_most_one(prompts, "texts", "write them into one 'prompt'")
     if prompt is None and not are_whole:
         raise Malformed(f"no prompt under {', '.join(PROMPTS)}; name its column: --rename OLD=prompt")
     rating = _rating(row, columns.marks)
@@ -164,7 +164,7 @@ def _about_responses(row: Mapping[str, object], columns: Columns) -> list[str]:
     return [name for name in about if not any(map(is_text, values(row.get(name))))]
 
 
-def _at_most_one(found: Sequence[str], what: str, way_out: str, quote: Callable[[str], str] = repr) -> str | None:
+def at_most_one(found: Sequence[str], what: str, way_out: str, quote: Callable[[str], str] = repr) -> str | None:
     """Return the only one of the columns that were found; None without one. Raises Malformed for several."""
     if len(found) > 1:
         raise Malformed(f"{what} under {' and '.join(map(quote, found))}; {way_out}")

@@ -68,6 +68,8 @@ def test_all_pairs_of_different_ratings_may_be_made_and_the_rating_named(tmp_pat
     assert told(rows) == [("answer 1", "answer 0", 1), ("answer 1", "answer 2", 1)]
     assert "2 pairs of all that are rated differently, 1 tie left out" in rows.report.notes[0]
     assert told(read(tmp_path, ultrafeedback(), rating="overall_score")) == [("answer 0", "answer 3", 9)]
+    by_aspect = read(tmp_path, ultrafeedback(), rating="annotations.helpfulness.Rating")
+    assert told(by_aspect) == [("answer 1", "answer 3", 3.5)]
     with pytest.raises(UserError, match=r"rates it: depth \(data\.rating\) is none"):
         read(tmp_path, ultrafeedback(), rating="depth")
 
@@ -135,6 +137,9 @@ def test_lists_of_answers_with_ratings_or_places_are_read(tmp_path, row, pair):
             {"answers": [{"text": "a", "score": 1}, {"text": "b", "score": None}]},
             "fewer than two answers with a rating",
         ),
+        ({"responses": ["a", "b"], "scores": [1, float("inf")]}, "'scores' is inf; a rating must be a finite number"),
+        ({"responses": ["a", "b"], "scores": [1, float("nan")]}, "fewer than two answers with a rating"),
+        ({"responses": ["a", "b"], "scores": [1, 2], "context": "A text."}, "texts under 'prompt' and 'context'"),
         ({"responses": ["a b", "c"], "chosen": 1}, "'chosen' may count its answers from 0 or from 1: write 'ranks'"),
         ({"responses": ["a", "b"], "scores": [1, 2], "source": "guten Tag"}, "'source' is not used in training"),
         ({"responses": ["a", "b"], "scores": [1, 2], "passage": "word"}, "'passage' would be lost"),
