@@ -17,9 +17,9 @@ from rlhf.recipe import Changes, Recipe, StageName
 from rlhf.run.logs import Logs
 from rlhf.stages import runner
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPE_FOLDERS = Path(__file__).parents[2] / "recipes"
 # A stage comes after those that it builds on, so that none has been run before its steps are timed.
-METHODS: dict[StageName, str] = {
+RECIPE_OF_STAGE: dict[StageName, str] = {
     **dict.fromkeys(("sft", "rm", "ppo", "rloo", "grpo", "dpo"), "cpu-tiny-groups/v1"),
     "kto": "cpu-tiny-kto/v1",
 }
@@ -72,9 +72,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("steps")
 
 
-@pytest.mark.parametrize("stage", METHODS)
+@pytest.mark.parametrize("stage", RECIPE_OF_STAGE)
 def test_a_step(benchmark: BenchmarkFixture, stage: StageName, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = recipes.load(RECIPES / METHODS[stage])
+    loaded = recipes.load(RECIPE_FOLDERS / RECIPE_OF_STAGE[stage])
     loaded = loaded.with_changes(tiny(loaded.recipe))
     loaded = loaded.with_changes(few_steps(loaded.recipe, 1 + WARM_UP + TIMED, "hh"))
     for parent in recipes.parents(loaded.recipe, stage):
