@@ -21,8 +21,8 @@ from bench.paths import ROOT, newest
 from bench.peer import figures
 from bench.reading import read
 from bench.roofline import __main__ as roofline
-from rlhf.commands import reproduce
 from rlhf.errors import UserError
+from rlhf.evaluation import reproduce
 from rlhf.plan import side_by_side
 from rlhf.recipe import Recipe, load
 from rlhf.recipe.strict import Section

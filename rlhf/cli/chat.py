@@ -1,6 +1,9 @@
 """`rlhf chat`: talk with a trained model in the terminal."""
 
+import importlib
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -9,12 +12,15 @@ from rlhf.cli.choice import Choice
 from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, ZeroOrMore
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.cli.run_argument import RUN
-from rlhf.commands import chat as chatting
+from rlhf.data.rows import Message
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import EVALUATE
+from rlhf.recipe import EVALUATE, PinnedRecipe
+from rlhf.rollout import speaker as chatting
 from rlhf.run.directory import StageRun
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
+
+HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 
 @click.command(cls=StrictCommand)
@@ -58,5 +64,48 @@ def chat(
             speaker = chatting.Speaker(run, stage, folder)
         chosen_temperature = options.temperature if temperature is None else temperature
         if sys.stdin.isatty():
-            screen.OUT.print(chatting.greeting(loaded, stage, chosen_temperature), style="dim")
-        chatting.talk(speaker, chatting.input_lines(), chosen_temperature, tokens or options.response_length)
+            screen.OUT.print(greeting(loaded, stage, chosen_temperature), style="dim")
+        talk(speaker, input_lines(), chosen_temperature, tokens or options.response_length)
+
+
+def greeting(loaded: PinnedRecipe, stage: str, temperature: float) -> str:
+    """Return the line before a conversation: the stage and recipe that answer, the temperature, the commands."""
+    return f"{stage} of {loaded.name} {loaded.version}, temperature {temperature:g}; {HELP}"
+
+
+def talk(speaker: chatting.Speaker, lines: Iterable[str], temperature: float, tokens: int) -> None:
+    """Answer each line of `lines` on stdout, as one conversation."""
+    messages: list[Message] = []
+    for line in lines:
+        text = line.strip()
+        if text == "/quit":
+            return
+        if text == "/new":
+            messages = []
+        elif text.startswith("/"):
+            print(HELP if text == "/help" else f"there is no {text.split()[0]}: {HELP}")
+        if not text or text.startswith("/"):
+            continue
+        messages.append(Message("user", text))
+        answer = ""
+        for piece in speaker.answer(messages, temperature, tokens):
+            print(piece if answer else piece.lstrip(), end="", flush=True)
+            answer += piece if answer else piece.lstrip()  # a transcript puts a space before an answer
+        print()
+        messages.append(Message("assistant", answer.strip()))
+
+
+def input_lines() -> Iterator[str]:
+    """Yield lines from the keyboard, or from a pipe."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.encode("utf-8", "replace").decode("utf-8")  # bytes that are not UTF-8 arrive as surrogates
+        return
+    with suppress(ImportError):
+        importlib.import_module("readline")  # arrow keys then edit the line and recall earlier ones
+    while True:
+        try:
+            yield input("you: ")
+        except EOFError:
+            print()
+            return

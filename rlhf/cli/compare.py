@@ -7,8 +7,8 @@ import click
 
 from rlhf.cli.choice import tell_if_edited
 from rlhf.cli.options import OneOf, StrictCommand, existing_files, run_directory
-from rlhf.commands import compare
-from rlhf.commands.compare import COMPARED_POLICIES
+from rlhf.evaluation import compare
+from rlhf.evaluation.compare import COMPARED_POLICIES
 from rlhf.recipe import PolicyLabel
 from rlhf.terminal import harmless, screen, wording
 from rlhf.terminal.tables import rows_table

@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, listed
-from rlhf.commands import new as new_recipe
-from rlhf.commands.new_content import TEMPLATES, ChosenCard, NewOptions, TemplateName
+from rlhf.new import make as new_recipe
+from rlhf.new.content import TEMPLATES, ChosenCard, NewOptions, TemplateName
 from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PolicyStart, root_for_new

@@ -9,8 +9,8 @@ from rlhf import recipe as recipes
 from rlhf.cli.choice import Choice, recipes_root
 from rlhf.cli.options import StrictCommand
 from rlhf.cli.recipe_options import RECIPES, SET_HELP, chooses_recipe
-from rlhf.commands import fetch as fetching
 from rlhf.errors import OptionError, UserError
+from rlhf.models import fetch as fetching
 from rlhf.process.libraries import quiet_libraries
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table

@@ -9,12 +9,12 @@ from rlhf import recipe as recipes
 from rlhf.cli.choice import Choice, recipes_root
 from rlhf.cli.options import StrictCommand
 from rlhf.cli.recipe_options import chooses_recipe
-from rlhf.commands import rehearse as rehearsing
-from rlhf.commands import rehearse_content as content
-from rlhf.commands.rehearse import Outcome
 from rlhf.errors import OptionError, UserError
 from rlhf.files import remove
+from rlhf.recipe import rehearsal as content
 from rlhf.run.lock import locked
+from rlhf.stages import rehearsal as rehearsing
+from rlhf.stages.rehearsal import Outcome
 from rlhf.terminal import say, screen, streams
 from rlhf.terminal.tables import rows_table
 

@@ -10,8 +10,8 @@ from rlhf import terminal
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import LARGEST_SEED, PRICE, StrictCommand, existing_file, listed
 from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
-from rlhf.commands import reproduce as reproducing
 from rlhf.errors import OptionError, UserError
+from rlhf.evaluation import reproduce as reproducing
 from rlhf.process import endings
 from rlhf.recipe import PinnedRecipe, StageName, parse_overrides, stage_name
 from rlhf.run.reader import advising

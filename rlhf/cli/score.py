@@ -9,9 +9,9 @@ from rlhf import stats
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import OUTPUT, OneOf, StrictCommand, existing_files, refuse_inputs
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
-from rlhf.commands import rewardbench, score_items
-from rlhf.commands import score as scoring
 from rlhf.data.transcripts import parse_hh
+from rlhf.evaluation import rewardbench, score_items
+from rlhf.evaluation import score as scoring
 from rlhf.process.libraries import quiet_libraries
 from rlhf.terminal import counted, excerpt, harmless, screen, wording
 from rlhf.terminal.progress import working

@@ -13,8 +13,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf.commands import compare
 from rlhf.errors import UserError
+from rlhf.evaluation import compare
 from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import StageRun

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf.commands.chat import Speaker, trained_stage
 from rlhf.data.rows import Message
 from rlhf.models.loading import load_base, load_merged
 from rlhf.models.weights import attach_adapter
+from rlhf.rollout.speaker import Speaker, trained_stage
 from rlhf.run.directory import StageRun
 from tests import models
 from tests.helpers import TWO_STEPS, content_of, run_stages

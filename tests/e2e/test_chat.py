@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf.commands import chat
+from rlhf.cli.chat import HELP, greeting, talk
 from rlhf.data.rows import Message
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import as_yaml
+from rlhf.rollout import speaker as chat
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
@@ -100,7 +101,7 @@ def test_a_conversation_is_remembered_until_it_is_not(done, monkeypatch):
             asked.append([m.content for m in messages])
             yield from ("as ", "you say")
 
-    chat.talk(Parrot(), ["one\n", "\n", "two\n", "/new\n", "three\n", "/quit\n", "four\n"], 1.0, 8)
+    talk(Parrot(), ["one\n", "\n", "two\n", "/new\n", "three\n", "/quit\n", "four\n"], 1.0, 8)
     assert asked == [["one"], ["one", "as you say", "two"], ["three"]]
 
 
@@ -109,8 +110,8 @@ def test_commands_are_answered_and_not_sent_to_the_model(capsys):
         def answer(self, messages, temperature, tokens):
             raise AssertionError("asked")
 
-    chat.talk(Nobody(), ["/help\n", "/temperature 0\n", "/new\n"], 1.0, 8)
-    assert capsys.readouterr().out == f"{chat.HELP}\nthere is no /temperature: {chat.HELP}\n"
+    talk(Nobody(), ["/help\n", "/temperature 0\n", "/new\n"], 1.0, 8)
+    assert capsys.readouterr().out == f"{HELP}\nthere is no /temperature: {HELP}\n"
 
 
 def test_the_space_before_an_answer_is_not_shown(capsys):
@@ -118,12 +119,12 @@ def test_the_space_before_an_answer_is_not_shown(capsys):
         def answer(self, messages, temperature, tokens):
             yield from (" ", " Yes", " and no")
 
-    chat.talk(Spaced(), ["one\n"], 1.0, 8)
+    talk(Spaced(), ["one\n"], 1.0, 8)
     assert capsys.readouterr().out == "Yes and no\n"
 
 
 def test_the_greeting_names_who_answers():
-    assert chat.greeting(small(), "ppo", 0.7).startswith("ppo of cpu-tiny v1, temperature 0.7; /new forgets")
+    assert greeting(small(), "ppo", 0.7).startswith("ppo of cpu-tiny v1, temperature 0.7; /new forgets")
 
 
 def test_a_stage_that_is_not_done_is_named(done, monkeypatch, capsys):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.commands import compare
 from rlhf.errors import UserError
+from rlhf.evaluation import compare
 from rlhf.recipe import PolicyLabel
 from rlhf.run.outcomes import Details
 from tests.helpers import rlhf

@@ -15,12 +15,13 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 
 from rlhf import report
-from rlhf.commands import chat, compare, score
 from rlhf.data.source import read_source
 from rlhf.errors import UserError
+from rlhf.evaluation import compare, score
 from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.report.data import quality_of
+from rlhf.rollout import speaker as chat
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import verified
 from rlhf.run.outcomes import Quality

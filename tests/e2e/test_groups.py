@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from rlhf import report
-from rlhf.commands import chat, compare
+from rlhf.cli.chat import greeting
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.errors import UserError
+from rlhf.evaluation import compare
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import as_yaml
+from rlhf.rollout import speaker as chat
 from rlhf.run.directory import StageRun
 from tests.helpers import GROUP, RECIPE, SMALL, Crash, beside, content_of, crash, grouped, rlhf, run_stages
 from tests.lines import read_intact_lines
@@ -163,7 +165,7 @@ def test_evaluation_chat_comparison_report_and_merge_know_the_stage(done, tmp_pa
     page = (tmp_path / "report.html").read_text()
     assert {"rloo": "RLOO", "grpo": "GRPO"}[stage] in page and "groups without signal" in page
     run_stages(loaded, out, "merge")
-    assert chat.greeting(loaded, stage, 0.7).startswith(f"{stage} of cpu-tiny v1")
+    assert greeting(loaded, stage, 0.7).startswith(f"{stage} of cpu-tiny v1")
     run = StageRun(out, loaded, "evaluate")
     assert chat.Speaker(run, stage, chat.trained_stage(run, stage))
 

@@ -11,10 +11,12 @@ import pytest
 import yaml
 
 from rlhf import recipe
-from rlhf.commands import new, new_content, new_model
-from rlhf.commands.new import card_of
-from rlhf.commands.new_content import NewOptions
 from rlhf.errors import OptionError, UserError
+from rlhf.new import content as new_content
+from rlhf.new import make as new
+from rlhf.new import model as new_model
+from rlhf.new.content import NewOptions
+from rlhf.new.make import card_of
 from rlhf.plan import fit, machine
 from rlhf.plan.phases import PredictedStage
 from rlhf.process.cuda import CONTEXT_BYTES

@@ -7,10 +7,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 
-from rlhf.commands import score, score_items
 from rlhf.data.batch import collate
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Encoded
+from rlhf.evaluation import score, score_items
 from rlhf.evaluation.reward_model import scores_of
 from rlhf.stages.online.role_passes import reward_scores
 from tests.helpers import small

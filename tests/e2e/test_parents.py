@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlhf.cli import chain
-from rlhf.commands import compare
 from rlhf.errors import UserError
+from rlhf.evaluation import compare
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, stage_folder
 from tests.helpers import RECIPE, SMALL, Crash, beside, content_of, rlhf, run_stages, small

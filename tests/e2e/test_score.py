@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from rlhf import stats
-from rlhf.commands import score, score_items
 from rlhf.data.batch import collate
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
+from rlhf.evaluation import score, score_items
 from rlhf.recipe import Rm, as_yaml
 from tests.helpers import RECIPE, SMALL, content_of, not_none, rlhf, small
 from tests.lines import read_intact_lines

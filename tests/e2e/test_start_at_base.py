@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from rlhf import recipe, report
-from rlhf.commands import chat, compare
-from rlhf.commands.score import RewardModel, finished_stages
 from rlhf.errors import UserError
+from rlhf.evaluation import compare
+from rlhf.evaluation.score import RewardModel, finished_stages
 from rlhf.models.loading import load_base
 from rlhf.plan.rehearsal.short_runs import ShortRun
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import PinnedRecipe
+from rlhf.rollout import speaker as chat
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.session import Session
 from tests.helpers import GROUP, RECIPE, SMALL, TWO_STEPS, Crash, beside, content_of, crash, run_stages, small

@@ -22,8 +22,8 @@ import rlhf as package
 from rlhf import cli, recipe
 from rlhf.cli import overview
 from rlhf.cli.choice import Choice
-from rlhf.commands import reproduce
 from rlhf.errors import OptionError, UserError
+from rlhf.evaluation import reproduce
 from rlhf.observe import tracking
 from rlhf.process import distributed
 from rlhf.process.task import Task

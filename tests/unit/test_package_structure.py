@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("report", "commands"),
+    ("report", "new"),
     ("rating",),
     ("plan",),
     ("stages",),

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoXForCausalLM
 
-from rlhf.commands.new_model import describe, read_model
 from rlhf.errors import UserError
 from rlhf.models.loading import check_weights, load_base
+from rlhf.new.model import describe, read_model
 from rlhf.run.directory import StageRun
 from tests import models
 

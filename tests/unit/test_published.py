@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
-from rlhf.commands import reproduce
 from rlhf.errors import UserError
+from rlhf.evaluation import reproduce
 from rlhf.recipe import StageName, published, totals
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.published import Figure, verdict_of

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from rlhf import recipe
-from rlhf.commands import rehearse, rehearse_content
 from rlhf.data import formats
 from rlhf.data.needs import check_rows
 from rlhf.data.parsing import kind_of
@@ -20,7 +19,9 @@ from rlhf.files import write_json
 from rlhf.process import children
 from rlhf.process.task import Task
 from rlhf.recipe import PinnedRecipe, Recipe, differences
+from rlhf.recipe import rehearsal as rehearse_content
 from rlhf.recipe.choices import RowKind
+from rlhf.stages import rehearsal as rehearse
 from tests.helpers import noted, rlhf, task_of
 from tests.records import write_records
 

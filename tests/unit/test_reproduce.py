@@ -8,8 +8,8 @@ from shutil import copytree
 import pytest
 
 from rlhf import recipe
-from rlhf.commands import conditions, reproduce
 from rlhf.errors import UserError
+from rlhf.evaluation import conditions, reproduce
 from rlhf.process import children
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.process.task import Task

@@ -13,8 +13,8 @@ from bench.memory import budgets
 from bench.peer import figures
 from bench.reading import read
 from rlhf import recipe
-from rlhf.commands import reproduce
 from rlhf.errors import UserError
+from rlhf.evaluation import reproduce
 from rlhf.files import sha256
 from rlhf.plan import prediction_file
 from tests.helpers import rlhf

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from rlhf import stats
-from rlhf.commands import rewardbench
-from rlhf.commands.rewardbench import Entry, figures, outcome, read
-from rlhf.commands.score import ScoredItem
-from rlhf.commands.score_items import Item
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
+from rlhf.evaluation import rewardbench
+from rlhf.evaluation.rewardbench import Entry, figures, outcome, read
+from rlhf.evaluation.score import ScoredItem
+from rlhf.evaluation.score_items import Item
 
 
 def scored(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from peakmem import cards
 from rlhf import recipe as recipes
-from rlhf.commands.new_model import ModelFacts, ModelFiles
 from rlhf.data import formats
 from rlhf.data.corpus import JUDGED
 from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly
 from rlhf.errors import OptionError, UserError, no_such
+from rlhf.new.model import ModelFacts, ModelFiles
 from rlhf.plan.fit import USABLE
 from rlhf.plan.own_rows import SAMPLE, UNCUT
 from rlhf.recipe import MODEL_REWARD, ONLINE, POLICIES, PolicyName, PolicyStart, StageName

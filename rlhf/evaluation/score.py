@@ -8,9 +8,9 @@ from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from rlhf import stats
-from rlhf.commands.score_items import Item
 from rlhf.data.parsing import parse_prompt
 from rlhf.data.rows import Message
+from rlhf.evaluation.score_items import Item
 from rlhf.files import JsonObject, write_output
 from rlhf.process import cuda
 from rlhf.recipe import EVALUATE, PRETRAIN, RM, SFT, PinnedRecipe, Rm

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.data import hub
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.files import read_json
+from rlhf.models.fetch import SMALL_FILES
 from rlhf.recipe import Architecture, Tokenizer
 from rlhf.recipe.names import is_commit, is_gguf
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 THINKING = "enable_thinking"  # variable of chat templates of models that reason before they answer
-# Files of a model without its weights: sizes, special tokens and the tokenizer.
-SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 VOCABULARIES = ("tokenizer.json", "*.model", "*vocab*", "*.tiktoken", "tekken.json")  # one of them is in a tokenizer
 INDEXES = ("*.index.json", "*/*")  # of weights; folders of other formats
 

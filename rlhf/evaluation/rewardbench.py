@@ -16,12 +16,12 @@ from statistics import fmean
 from typing import NamedTuple
 
 from rlhf import stats
-from rlhf.commands.score import ScoredItem
-from rlhf.commands.score_items import Item
 from rlhf.data import raw
 from rlhf.data.parsing import parse_prompt
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
+from rlhf.evaluation.score import ScoredItem
+from rlhf.evaluation.score_items import Item
 
 SECTIONS = {  # of version 1, with the first words of their subsets
     "Chat": ("alpacaeval", "mt-bench-easy", "mt-bench-med"),

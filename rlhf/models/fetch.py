@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict
 
-from rlhf.commands.new_model import SMALL_FILES
 from rlhf.data import hub
 from rlhf.data.source import read_from_hub
 from rlhf.errors import UserError
 from rlhf.recipe import Model, Recipe
 from rlhf.terminal.progress import working
 
+# Files of a model without its weights: sizes, special tokens and the tokenizer.
+SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 DUPLICATES = ("consolidated*", "original/*")  # the same weights in the layout of other programs
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlhf.commands import conditions
 from rlhf.errors import UserError
+from rlhf.evaluation import conditions
 from rlhf.files import write_json
 from rlhf.process.task import run_child, task_of
 from rlhf.recipe import EVALUATE, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, no_section, parents, published

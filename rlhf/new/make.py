@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from peakmem import cards
 from rlhf import recipe as recipes
-from rlhf.commands.new_content import KNOWN_CARDS, ChosenCard, Content, NewOptions, initial_content, render
-from rlhf.commands.new_model import describe, read_model
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
+from rlhf.new.content import KNOWN_CARDS, ChosenCard, Content, NewOptions, initial_content, render
+from rlhf.new.model import describe, read_model
 from rlhf.plan import machine, prediction_file
 from rlhf.plan.fit import USABLE, Fit, fit
 from rlhf.plan.predict import Predictor, card_needed_bytes

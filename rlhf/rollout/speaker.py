@@ -1,16 +1,13 @@
-"""A conversation with a trained model in the terminal; answers appear while they are sampled."""
+"""A trained model that continues a conversation; an answer appears while it is sampled."""
 
-import importlib
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.process import cuda
-from rlhf.recipe import MERGE, POLICIES, PRETRAIN, SFT, PinnedRecipe, PolicyName, Recipe
+from rlhf.recipe import MERGE, POLICIES, PRETRAIN, SFT, PolicyName, Recipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.run.named import NamedRun
@@ -18,7 +15,6 @@ from rlhf.terminal import harmless, message_of, say
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
 CHAT_STAGES: tuple[ChatStage, ...] = ("base", SFT, *POLICIES, MERGE)
-HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 
 def first_policy(recipe: Recipe) -> ChatStage:
@@ -112,46 +108,3 @@ class Speaker:
         thread.join()
         if errors:
             raise UserError(f"chat: {message_of(errors[0])}") from errors[0]
-
-
-def greeting(loaded: PinnedRecipe, stage: ChatStage, temperature: float) -> str:
-    """Return the line before a conversation: the stage and recipe that answer, the temperature, the commands."""
-    return f"{stage} of {loaded.name} {loaded.version}, temperature {temperature:g}; {HELP}"
-
-
-def talk(speaker: Speaker, lines: Iterable[str], temperature: float, tokens: int) -> None:
-    """Answer each line of `lines` on stdout, as one conversation."""
-    messages: list[Message] = []
-    for line in lines:
-        text = line.strip()
-        if text == "/quit":
-            return
-        if text == "/new":
-            messages = []
-        elif text.startswith("/"):
-            print(HELP if text == "/help" else f"there is no {text.split()[0]}: {HELP}")
-        if not text or text.startswith("/"):
-            continue
-        messages.append(Message("user", text))
-        answer = ""
-        for piece in speaker.answer(messages, temperature, tokens):
-            print(piece if answer else piece.lstrip(), end="", flush=True)
-            answer += piece if answer else piece.lstrip()  # a transcript puts a space before an answer
-        print()
-        messages.append(Message("assistant", answer.strip()))
-
-
-def input_lines() -> Iterator[str]:
-    """Yield lines from the keyboard, or from a pipe."""
-    if not sys.stdin.isatty():
-        for line in sys.stdin:
-            yield line.encode("utf-8", "replace").decode("utf-8")  # bytes that are not UTF-8 arrive as surrogates
-        return
-    with suppress(ImportError):
-        importlib.import_module("readline")  # arrow keys then edit the line and recall earlier ones
-    while True:
-        try:
-            yield input("you: ")
-        except EOFError:
-            print()
-            return

@@ -1,1 +1,0 @@
-"""The work behind fetch, new, rehearse, reproduce, compare, chat, score and serve; rlhf/cli prints the results."""

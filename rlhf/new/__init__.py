@@ -1,0 +1,1 @@
+"""A recipe for a model and a card: what `rlhf new` writes."""
