@@ -74,8 +74,12 @@ SHELL := bash
 version  = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf/__init__.py)
 
 # The recipe's device decides whether a container and CUDA's packages are needed.
+quoted  = '$(subst ','\'',$1)'
+home    = $(if $(filter ~/%,$1),$(patsubst ~/%,$(HOME)/%,$1),$1)
+place   = $(call quoted,$(call home,$1))
 on_cpu := $(or $(filter hardware.device=cpu,$(SET)),$(if $(RUN)$(RECIPE),$(shell grep -sE '^[^#]*device"?: *"?cpu' \
-          $(RECIPE)/recipe.yaml $(RUN)/manifest.json $(RUN)/*/manifest.json),$(filter %cpu,$(HW))))
+          $(call place,$(RECIPE))/recipe.yaml $(call place,$(RUN))/manifest.json $(call place,$(RUN))/*/manifest.json \
+          ),$(filter %cpu,$(HW))))
 
 # What each target takes; `also` is for a target that it runs first, or for the default of OUT. All take what installs.
 STAGES := pretrain sft rm ppo rloo grpo dpo kto evaluate merge
@@ -119,7 +123,6 @@ taken := $(foreach g,$(MAKECMDGOALS),$(takes.$g) $(also.$g)) RUNTIME PYTHON VENV
 # A variable that was typed and that no target takes is a mistake; one of the environment may be another program's.
 typed  := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
 known  := $(shell sed -n 's/^\#\#+* \([A-Z_]*\)  *.*/\1/p' Makefile)
-quoted  = '$(subst ','\'',$1)'
 nearest = $(shell $(PYTHON) -c 'import difflib, sys; _, typed, *known = sys.argv; \
           print(*difflib.get_close_matches(typed.upper(), known, 1))' $(quoted) $(known))
 meant   = $(if $1, did you mean $1?)
@@ -143,19 +146,18 @@ SEVERAL := DATA SET STOP_ON REPORT_TO
 names   := $(filter-out RUN FILES VRAM_CAP GPU $(boxed) %_ARGS,$(sort $(foreach t,$(TARGETS),$(takes.$t))))
 lower   := $(join $(names:=>--),$(shell echo $(names) | sed y/ABCDEFGHIJKLMNOPQRSTUVWXYZ_/abcdefghijklmnopqrstuvwxyz-/))
 option   = $(patsubst $1>%,%,$(filter $1>%,$(lower)))
-home     = $(if $(filter ~/%,$1),$(patsubst ~/%,$(HOME)/%,$1),$1)
 found    = $(foreach w,$(home),$(call quoted,$(or $(wildcard $w),$w)))
 each     = $(if $(filter DATA,$1),$(call found,$(value DATA)),$(foreach w,$(filter-out none,$(value $1)),$(call \
            quoted,$w)))
 switch   = $(if $(filter 1,$($1)),$(option),$(if $(filter RESUME,$1),--restart))
-single   = $(if $(filter GUIDE RESUME SUMMARY,$1),$(switch),$(option) $(call quoted,$(call home,$(value $1))))
+single   = $(if $(filter GUIDE RESUME SUMMARY,$1),$(switch),$(option) $(call place,$(value $1)))
 forward  = $(if $(filter $1,$(SEVERAL)),$(foreach w,$(each),$(option) $w),$(single))
 unsaid  := $(if $(RUN),HW OUT) $(if $(RECIPE),HW)
 given    = $(if $(filter $1,$(typed)),$(or $(value $1),$(filter OUT PORT,$1)),$(if $(filter $1,$(unsaid)),,$(value $1)))
 options  = $(foreach v,$(foreach w,$(filter $(names),$(takes.$1)),$(if $(call given,$w),$w)),$(call forward,$v))
 verb     = $(if $(filter $(STAGES),$1),run $1 --with-parents$(if $(filter $1,$(MAKECMDGOALS)),, --if-needed),$(if \
            $(filter shell,$1),run sft,$1))
-on_run   = $(if $(RUN),$(if $(filter RUN,$(takes.$1)), $(call quoted,$(call home,$(value RUN)))))
+on_run   = $(if $(RUN),$(if $(filter RUN,$(takes.$1)), $(call place,$(value RUN))))
 files    = $(if $(filter FILES,$(takes.$1)), $(call found,$(value FILES)))
 of_data  = $(subst data-,data ,$1) $(call found,$(value DATA))
 outside  = $(if $(filter serve,$1),$(if $(filter local,$(RUNTIME)),,--host 0.0.0.0))

@@ -508,7 +508,7 @@ def test_the_recipe_s_device_decides_and_not_a_folder_s_name(tmp_path):
 
 
 def test_a_run_s_device_is_that_of_its_manifest(tmp_path):
-    run = tmp_path / "cpu-tiny/v2"
+    run = tmp_path / "my runs/cpu-tiny/v2"
     for device, expected in (("cpu", "local"), ("cuda", "docker")):
         write_records(run / "ppo", {"settings": {"hardware": {"name": "mine", "device": device}}})
         assert where(f"RUN={run}") == where(f"RUN={run}/ppo") == expected
