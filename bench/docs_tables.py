@@ -30,7 +30,7 @@ from rlhf.recipe.strict import Section
 BLOCK = re.compile(r"(<!-- (?P<name>[^/].*?) -->\n)(?P<table>.*?)(<!-- /(?P=name) -->)", re.S)
 ROW = re.compile(r"^\| `(\w+)` \|(?:.*[^\\\n]\|)? (.*) \|$", re.M)
 LARGE = 1e30  # a bound of numbers that only keeps them finite
-ROOFLINES = ("4090-llama2-7b/v2", "4090-mistral-7b/v1", "h100-mistral-7b/v2")  # the recipes of docs/roofline.md
+ROOFLINES = ("4090-llama2-7b/v2", "4090-mistral-7b/v1", "h100-mistral-7b/v2")  # the recipes of docs/internals.md
 MANY = 8  # values that a text may have; more are explained elsewhere
 TABLES: dict[str, Callable[[], str]] = {
     "peaks": lambda: budgets.peaks_table(ROOT / "recipes"),

@@ -17,12 +17,13 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "CHANGELOG.md")
-INDEXES = ("recipes/README.md", "results/README.md", "studies/README.md")
+INDEXES = ("recipes/README.md", "results/README.md", "studies/README.md", "peakmem/README.md")
 MODULES = ("masked", "logprobs", "kl", "gae", "rewards", "losses", "groups")  # of rlhf.objectives, in reading order
 LOADED = re.compile(  # with an address that names a host; links, which readers follow or not, are none
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*?\bsrc=[\"']?(?P<address>(?:https?:)?//[^\s\"'>]+)"
     r"|<link\b(?![^>]*\brel=[\"']?(?:canonical|license))[^>]*?\bhref=[\"']?(?P<sheet>(?:https?:)?//[^\s\"'>]+)"
 )
+ARCHIVED = re.compile(r"\[([^\]]*)\]\((?:\.\./)*archive/[^)]*\)")  # links to what the site leaves out
 MODULE_MARK = re.compile(r"<!-- modules of (\w+) -->")
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 
@@ -50,7 +51,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             files.append(File.generated(config, site, abs_src_path=str(ROOT / path)))
         return f"]({os.path.relpath(site, Path(uri).parent)}{link[2] or ''})"
 
-    listed = MODULE_MARK.sub(lambda mark: modules(ROOT / mark[1]), markdown)
+    listed = MODULE_MARK.sub(lambda mark: modules(ROOT / mark[1]), ARCHIVED.sub(r"\1", markdown))
     return LINK.sub(rewrite, listed)
 
 

@@ -1,10 +1,10 @@
-"""What docs/howto.md shows: its blocks of code, and its changes applied to a copy of the project."""
+"""What docs/code.md shows: its blocks of code, and its changes applied to a copy of the project."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/howto.md").read_text()
+PAGE = (ROOT / "docs/code.md").read_text()
 
 
 def example(name: str) -> str:

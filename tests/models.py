@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-# What the table in docs/models.md says of each type; the tests that check it run over KINDS.
+# What the table in docs/own-model.md says of each type; the tests that check it run over KINDS.
 FEATURES = {
     "llama": "llama3 rope",
     "mistral": "sliding window, wide heads",
@@ -93,7 +93,7 @@ TEMPLATE = (
 
 
 def table() -> str:
-    """Return the table of docs/models.md: every type, what sets it apart, and the checks that it passes."""
+    """Return the table of docs/own-model.md: every type, what sets it apart, and the checks that it passes."""
     rows = [["`model_type`", "what sets it apart", *CHECKS], ["---"] * (2 + len(CHECKS))]
     rows += [[f"`{kind}`", FEATURES[kind], *["yes"] * len(CHECKS)] for kind in KINDS]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

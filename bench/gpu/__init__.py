@@ -12,5 +12,5 @@ packages.py  which packages are missing, and how to bring them; needs nothing bu
 
 The items themselves: machine.py (device), suites.py (tests/gpu), decoding.py and training.py with the table of
 variants.py, memory.py, speed.py.
-docs/first-gpu-hour.md is the guide for people.
+docs/internals.md is the guide for people.
 """

@@ -28,7 +28,7 @@ In this order, the first two without a GPU:
   python -m bench.gpu --dry-run           does the code run? (minutes)
   python -m bench.gpu --box 55m           measure, on the card
   python -m bench.gpu --verify            can the records be contributed?
-docs/first-gpu-hour.md says what each item decides, and what to do with the records."""
+docs/internals.md says what each item decides, and what to do with the records."""
 
 
 @options.command(epilog=EPILOG)

@@ -127,7 +127,7 @@ ITEMS = (
         modules=("pytest", "bitsandbytes"),
     ),
 )
-# What an H200 has decided (docs/first-gpu-hour.md). Its records stay; such an item is not run again.
+# What an H200 has decided (docs/internals.md). Its records stay; such an item is not run again.
 DECIDED = (*("graphs", "chain-bf16", "chain-nf4", "repeat", "hours-h100", "small-memory", "paged"),)
 
 

@@ -171,7 +171,7 @@ def markdown(record: PeerRecord) -> str:
 
 
 def phases_table(record: PeerRecord) -> str:
-    """Return the table of docs/speed-internals.md: the phases of a step beside the floor of their contender.
+    """Return the table of docs/internals.md: the phases of a step beside the floor of their contender.
 
     A share reached above 100 % means that the phase's products run faster than the one large product of the floor.
     """

@@ -171,7 +171,7 @@ def show(row: Roofline) -> None:
 
 
 def markdown(rows: Sequence[Roofline]) -> str:
-    """Return the two tables of several recipes side by side, as docs/roofline.md shows them."""
+    """Return the two tables of several recipes side by side, as docs/internals.md shows them."""
     names = [row["recipe"] for row in rows]
     head = ["| phase | " + " | ".join(names) + " |", "|---|" + "---:|" * len(rows)]
     for phase in _union([row["phases"] for row in rows]):
@@ -201,7 +201,7 @@ def _union(tables: Sequence[Mapping[str, object]]) -> list[str]:
 @click.option("--stage", type=OneOf(ONLINE), default="ppo", show_default=True)
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each recipe.")
-@click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables of docs/roofline.md.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print the tables of docs/internals.md.")
 def main(
     directories: Sequence[Path], stage: OnlineName, changes: tuple[str, ...], as_json: bool, as_markdown: bool
 ) -> None:

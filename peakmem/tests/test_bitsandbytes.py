@@ -66,7 +66,7 @@ def test_a_4bit_weight_is_unpacked_where_the_library_unpacks_it(card, model):
 
 
 def test_the_rows_up_to_which_decoding_stays_fused():
-    """bitsandbytes 0.50.2; another version may choose otherwise, and then docs/memory-method.md is to be corrected."""
+    """bitsandbytes 0.50.2; another version may choose otherwise, and then docs/internals.md is to be corrected."""
     pytest.importorskip("bitsandbytes")
 
     def fused(card: str, model: str) -> int:

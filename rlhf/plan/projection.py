@@ -2,7 +2,7 @@
 
 `limit` is the time at the card's nominal rates, which no program reaches. `projected` uses rates that are calibrated on
 training steps that others timed (studies/outside/speed.py), with an interval. A phase takes no less time than the host
-needs to launch its kernels, which was measured beside an H200 (docs/roofline.md).
+needs to launch its kernels, which was measured beside an H200 (docs/internals.md).
 
 A rehearsal counts the work of a few steps on the longest rows. A stage does that work more often, on rows of the usual
 length.
@@ -57,7 +57,7 @@ CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # them (studies/outside); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
 # Seconds of the host for an operation that launches a kernel, forward and backward. Measured beside an H200: 0.177 s
-# for the 6,955 of a micro-batch of SFT (docs/roofline.md). None of the runs above waited for its host.
+# for the 6,955 of a micro-batch of SFT (docs/internals.md). None of the runs above waited for its host.
 HOST_LAUNCH = 25e-6
 WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once
 # Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.

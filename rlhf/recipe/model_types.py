@@ -1,4 +1,4 @@
-"""Model types that the tests take through every stage and compare with transformers (docs/models.md).
+"""Model types that the tests take through every stage and compare with transformers (docs/own-model.md).
 
 A model of another type is compared when it is loaded: rlhf/rollout/probe.py.
 """

@@ -40,7 +40,7 @@ class OnlineBase(Section):
     per_device_train_batch_size: BatchRows  # micro-batch: decides memory; the result changes by rounding only
     rollout_batch_size: BatchRows  # responses decoded together
     rollout_weights: Literal["adapter", "merged"] = "adapter"  # merged: sample with weights that include the adapter
-    rollout_4bit: FourBit = "library"  # products with 4-bit weights: docs/speed-internals.md
+    rollout_4bit: FourBit = "library"  # products with 4-bit weights: docs/internals.md
     update_4bit: UpdateFourBit = "packed"  # unpacked: 4-bit weights are unpacked once for an update
     score_batch_size: BatchRows | None = None  # responses scored together; null: per_device_train_batch_size
     vllm_url: Name | None = None  # address of a vLLM server that samples (rlhf/rollout/vllm.py)

@@ -33,7 +33,7 @@ WORDS = {
 HEAD = """# Predicted memory compared with GPUs that others measured
 
 This page compares this project's predictions with memory and times that other people measured on GPUs. Its own loops
-are compared with [an H200](../../docs/memory-method.md#on-an-h200). `python -m studies.outside --save` makes the page
+are compared with [an H200](../../docs/internals.md#on-an-h200). `python -m studies.outside --save` makes the page
 from [this record]({record}).
 
 An error is predicted over measured, minus 1: a negative one means that the prediction is too low. Reserved memory is

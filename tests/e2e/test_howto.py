@@ -1,4 +1,4 @@
-"""docs/howto.md: its code runs, and its changes, applied to a copy of the project, add what they say."""
+"""docs/code.md: its code runs, and its changes, applied to a copy of the project, add what they say."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def test_the_page_s_python_runs_a_stage_and_loads_its_adapter(trained, tmp_path,
     monkeypatch.chdir(tmp_path)
     code = example("python")
     assert len([line for line in code.splitlines() if line and "import" not in line]) <= 10
-    exec(compile(code.replace('"ppo.steps": 10', ""), "docs/howto.md", "exec"), {})
+    exec(compile(code.replace('"ppo.steps": 10', ""), "docs/code.md", "exec"), {})
     kl, rank = capsys.readouterr().out.split()[-2:]
     assert float(kl) >= 0 and rank == "4"
 

@@ -1,4 +1,4 @@
-"""Another stage, added to a copy of the package as docs/howto.md says: plan, run, report and help know it."""
+"""Another stage, added to a copy of the package as docs/code.md says: plan, run, report and help know it."""
 
 import json
 import os

@@ -19,8 +19,8 @@ SETS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={valu
 
 
 def printed_command() -> list[str]:
-    """The command of docs/stages.md for PPO with other settings on the parents of another root."""
-    page = (Path(__file__).parents[2] / "docs/stages.md").read_text()
+    """The command of docs/running.md for PPO with other settings on the parents of another root."""
+    page = (Path(__file__).parents[2] / "docs/running.md").read_text()
     (line,) = [line for line in page.splitlines() if line.startswith("rlhf run ppo") and "--reuse" in line]
     return shlex.split(line)[1:]
 

@@ -30,7 +30,7 @@ from tests.makefile import takes
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += sorted((ROOT / "recipes").rglob("*.md")) + sorted((ROOT / "studies").rglob("*.md"))
+PAGES += [page for folder in ("archive", "recipes", "studies") for page in sorted((ROOT / folder).rglob("*.md"))]
 
 
 def code_of(page: Path) -> list[str]:
@@ -98,7 +98,7 @@ def test_bench_gpu_commands_parse():
 
 
 def test_the_page_on_the_first_gpu_hour_has_every_item():
-    page = (ROOT / "docs/first-gpu-hour.md").read_text()
+    page = (ROOT / "docs/internals.md").read_text().partition("### What each item decides\n")[2].partition("\n### ")[0]
     rows = re.findall(r"^\| ([\w-]+) \| ([0-9]+) \|", page, re.M)
     assert rows == [(item.name, f"{item.minutes:g}") for item in ITEMS]
 
@@ -234,8 +234,9 @@ def test_a_table_of_changes_names_every_key_that_differs(card):
 
 
 def settings_rows(heading: str) -> list[list[str]]:
-    """Key and three more cells of every row of a section of docs/settings.md."""
-    section = (ROOT / "docs/settings.md").read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    """Key and three more cells of every row of a section of recipes/4090-llama2-7b/v2/README.md."""
+    page = (ROOT / "recipes/4090-llama2-7b/v2/README.md").read_text()
+    section = page.partition(f"### {heading}\n")[2].partition("\n### ")[0]
     return [[row[0].strip("`"), *row[1:]] for row in _rows(section) if row[0].startswith("`")]
 
 
@@ -266,7 +267,7 @@ def test_the_settings_that_the_guide_gives_are_marked_in_its_recipe():
 
 
 def test_the_predicted_peaks_beside_the_settings_are_those_that_are_pinned():
-    page = _rows((ROOT / "docs/settings.md").read_text())
+    page = _rows((ROOT / "recipes/4090-llama2-7b/v2/README.md").read_text())
     shown = [row for row in page if row[0].startswith("4090-")]
     assert len(shown) == 4
     for name, _, *peaks in shown:
@@ -383,12 +384,14 @@ def test_the_keys_people_change_most_exist():
 def test_every_check_is_explained():
     from rlhf.observe.watch import CHECKS
 
-    page = (ROOT / "docs" / "watch.md").read_text()
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    symptoms = set(re.findall(r"`(\w+)`", page.partition("\n## ")[0]))
+    assert {check.name for check in CHECKS} <= symptoms, "each is found by its symptom"
     assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [check.name for check in CHECKS]
 
 
 def test_the_tests_that_are_named_as_evidence_exist():
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/reproducibility.md").read_text()))
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/reliability.md").read_text()))
     there = {
         name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
     }

@@ -1,4 +1,4 @@
-"""docs/models.md says what the tests check."""
+"""docs/own-model.md says what the tests check."""
 
 import importlib
 import re
@@ -9,7 +9,7 @@ import pytest
 from rlhf.recipe.model_types import TESTED
 from tests import models
 
-FILE = Path(__file__).parents[2] / "docs" / "models.md"
+FILE = Path(__file__).parents[2] / "docs" / "own-model.md"
 PAGE = FILE.read_text(encoding="utf-8")
 
 

@@ -237,7 +237,7 @@ def test_ratios_to_tokens_of_trl_that_include_its_warm_up_are_marked_on_every_pa
     old = [any(commit in line for commit in results.TOKENS_OF_WARM_UP) for line in lines]
     assert sum(old) == len(results.TOKENS_OF_WARM_UP)
     assert [line.endswith(r" \* |") for line in lines] == old
-    log = (ROOT / "docs/log.md").read_text()
+    log = (ROOT / "archive/log.md").read_text()
     heads = re.findall(r"^\| stage \| ours, tokens per CPU second .*", log, re.M)
     assert len(heads) == sum(old)
     assert all(cell.endswith(r"\*") for head in heads for cell in head.strip("| ").split(" | ")[2:])
@@ -266,7 +266,7 @@ def test_a_page_shows_the_newest_comparison_with_the_peer(folder, page):
     newest = max((ROOT / "results/peers" / folder).glob("cpu_*.json"), key=lambda file: file.name)
     record = read(newest, PeerRecord)
     assert record["code"]["dirty"] is False
-    phases = page.replace("speed.md", "speed-internals.md")
+    phases = page.replace("speed.md", "internals.md")
     assert figures.markdown(record) in (ROOT / "docs" / page).read_text()
     assert figures.phases_table(record) in (ROOT / "docs" / phases).read_text()
 
@@ -303,7 +303,7 @@ def test_a_released_recipe_has_a_record(directory):
 
 def test_the_page_of_results_shows_the_newest_record_of_the_cpu_recipe():
     newest = max((file for file in SEEDS if "cpu-tiny" in file.parts), key=lambda file: file.name)
-    assert reproduce.table_of(newest) in (ROOT / "docs/results.md").read_text()
+    assert reproduce.table_of(newest) in (ROOT / "docs/choosing.md").read_text()
 
 
 def cells(row: str) -> list[str]:
