@@ -17,13 +17,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.objectives.choices import LEVELS, LOSS_TYPES, SCALES, Level, LossType, Scale
+from rlhf.objectives.choices import LEVELS, LOSS_TYPES, SCALES, Advantage, Level, LossType, Scale
 from rlhf.objectives.losses import clipped_surrogate
 from rlhf.objectives.masked import at_least_float32, check_mask, masked_mean, zero_pads
 
 EPS = (
     1e-4  # added to a standard deviation before dividing by it, as TRL does; `masked.whiten` adds 1e-8 to the variance
 )
+
+
+def compared_in_groups(kind: Advantage, rewards: Tensor, judged: Tensor) -> Tensor:
+    """Return the advantages of responses whose rewards are compared in their groups.
+
+        leave_one_out        the function of this name (RLOO)
+        group, batch, none   `group_relative` with this scale (GRPO and its kin)
+        of_batch             `standardize`, for a sum of rewards that were made relative in their groups (GDPO)
+
+    Shapes: rewards, judged (P, k); judged bool, False for responses without a verdict. Returns (P, k) float32 or wider.
+    Raises ValueError unless k is 2 or more, or when kind is unknown.
+    """
+    if kind == "leave_one_out":
+        return leave_one_out(rewards, judged)
+    if kind == "of_batch":
+        return standardize(rewards, judged)
+    return group_relative(rewards, kind, judged)
 
 
 def leave_one_out(rewards: Tensor, judged: Tensor | None = None) -> Tensor:
@@ -174,6 +191,26 @@ class ClipSums(NamedTuple):
 
     clipped: Tensor  # tokens whose clipped term is the smaller, so that they give no gradient; in CISPO those capped
     ratio: Tensor
+
+
+def policy_loss(
+    loss_type: LossType,
+    logp: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    mask: Tensor,
+    low: float,
+    high: float,
+) -> tuple[Tensor, ClipSums]:
+    """Return the loss that a loss type stands for: `cispo_loss`, where `high` is the cap, or else `clipped_loss`.
+
+    Shapes: logp, log_ratio, weights, mask (B, R); advantages (B,), one per response. `weights` are `token_weights` of
+    this type. Returns a 0-dim loss and sums over real tokens. Raises ValueError when shapes differ.
+    """
+    if loss_type == "cispo":
+        return cispo_loss(logp, log_ratio, advantages, weights, mask, high)
+    return clipped_loss(log_ratio, advantages, weights, mask, low, high)
 
 
 def clipped_loss(

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.objectives.choices import KlEstimator, LossType, SamplingCorrection, Scale, TokenLevel
+from rlhf.objectives.choices import Advantage, KlEstimator, LossType, SamplingCorrection, Scale, TokenLevel
 from rlhf.recipe.bounds import (
     BatchRows,
     ClipRange,
@@ -286,6 +286,14 @@ class Rloo(GroupBase):
     kl_estimator: KlEstimator = "k1"
 
     @property
+    def advantage(self) -> Advantage:
+        return "leave_one_out"
+
+    @property
+    def normalizes_each(self) -> bool:
+        return False
+
+    @property
     def importance_sampling_level(self) -> Literal["sequence_sum"]:
         return "sequence_sum"
 
@@ -309,6 +317,11 @@ class Grpo(GroupBase):
     @property
     def corrects_kl(self) -> bool:
         return self.use_bias_correction_kl
+
+    @property
+    def advantage(self) -> Advantage:
+        """Return how rewards become advantages: `rlhf.objectives.groups.compared_in_groups`."""
+        return "of_batch" if self.normalizes_each else self.scale_rewards
 
     @property
     def normalizes_each(self) -> bool:

@@ -24,14 +24,13 @@ from torch import Tensor
 from rlhf.data.batch import Rollout, TrainingBatch, joined
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
-    cispo_loss,
-    clipped_loss,
+    compared_in_groups,
     group_relative,
     group_sd,
     has_signal,
-    leave_one_out,
     log_ratios,
     overlong_penalty,
+    policy_loss,
     pool_log_ratios,
     standardize,
     token_weights,
@@ -40,7 +39,7 @@ from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
-from rlhf.recipe import MODEL_REWARD, GroupOptions, Grpo, StageName
+from rlhf.recipe import MODEL_REWARD, GroupOptions, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.reward_sum import ByName, RewardSum, mean_rewards, without_verdict
@@ -180,7 +179,7 @@ def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, 
         # without its `missing_eos_penalty`: here that is subtracted from the sum of all rewards
         shaped = shape_scores(raw, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
         by_name = by_name | {MODEL_REWARD: shaped}
-    if isinstance(options, Grpo) and options.normalizes_each:
+    if options.normalizes_each:
         by_name = {name: learner.relative_in_group(raw) for name, raw in by_name.items()}
     total = reward_sum.total(by_name) - (options.missing_eos_penalty or 0.0) * ~ended
     if options.overlong_buffer is None:
@@ -244,12 +243,7 @@ class Learner:
     def advantages(self, rewards: Tensor, judged: Tensor) -> Tensor:
         """Return the advantage (B,) of each response; 0 for those without a verdict."""
         groups, judged = self.grouped(rewards), self.grouped(judged)
-        if isinstance(self.options, Grpo) and self.options.normalizes_each:
-            return standardize(groups, judged).flatten()  # GDPO: the summands were normalised in their groups
-        if isinstance(self.options, Grpo):
-            advantages = group_relative(groups, self.options.scale_rewards, judged)
-        else:
-            advantages = leave_one_out(groups, judged)
+        advantages = compared_in_groups(self.options.advantage, groups, judged)
         if self.options.normalize_advantages:  # a response that is alone in its group was compared with none
             advantages = standardize(advantages, judged & (judged.sum(1, keepdim=True) > 1))
         return advantages.flatten()
@@ -261,13 +255,7 @@ class Learner:
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used."""
-        with self.state.updating() as update:
-            for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_iterations):
-                stats = self._add_gradients(batch, mini_rows)
-                if update.exceeds_kl_limit(stats):  # `max_update_kl`; the end of `updating` drops these gradients
-                    break
-                update.take_step(stats)
-            return update.metrics()
+        return self.state.update(batch, self._add_gradients)
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
@@ -300,11 +288,16 @@ class Learner:
             mask, options.loss_type, minibatch.responses, minibatch.tokens, options.max_completion_length
         )
         policy_weights = weights if micro.sampling_weights is None else weights * micro.sampling_weights
-        cap = options.upper_epsilon
-        if options.loss_type == "cispo":
-            loss, sums = cispo_loss(logp, log_ratio, micro.advantages, policy_weights, mask, cap)
-        else:
-            loss, sums = clipped_loss(log_ratio, micro.advantages, policy_weights, mask, options.epsilon, cap)
+        loss, sums = policy_loss(
+            options.loss_type,
+            logp,
+            log_ratio,
+            micro.advantages,
+            policy_weights,
+            mask,
+            options.epsilon,
+            options.upper_epsilon,
+        )
         per_token = 1 / minibatch.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
         entropy_part = zero_pads(entropy, mask).sum() * per_token
         half_squares = (token_log_ratio.detach() ** 2).sum() / 2

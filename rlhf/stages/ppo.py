@@ -11,8 +11,8 @@ Policy, reference and reward model are adapters on one frozen base (rlhf/models/
 which starts as the reward model's, or where there is none as the policy's with a head of zeros; or it is a head on the
 policy's hidden states (`value_model`). A response without any verdict is left out of the batch. A micro-batch's loss is
 a mean over its response tokens, times its share of the minibatch's tokens: the micro-batch size and the number of ranks
-change the result by rounding only. `TrainState` and its `Update` (rlhf/stages/online/train_state.py) draw the
-minibatches, clip the gradients and step the optimizer.
+change the result by rounding only. `TrainState` (rlhf/stages/online/train_state.py) draws the minibatches, clips
+the gradients and steps the optimizer.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
 sources and what each is worth; docs/metrics.md explains every logged key; tests/oracle/test_ppo_step.py computes a
@@ -225,13 +225,7 @@ class Learner:
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used."""
-        with self.state.updating() as update:
-            for mini_rows in update.minibatches(len(batch.rollout.ids), self.options.num_ppo_epochs):
-                stats = self._add_gradients(batch, mini_rows)
-                if update.exceeds_kl_limit(stats):  # `max_update_kl`; the end of `updating` drops these gradients
-                    break
-                update.take_step(stats)
-            return update.metrics()
+        return self.state.update(batch, self._add_gradients)
 
     def advance(self, batch: Batch) -> None:
         """Go to the next step. The KL coefficient follows `kl_target`, but not while the policy does not learn."""

@@ -1,17 +1,17 @@
 """The training of online stages: trained parameters, optimizer and schedule, an update's minibatches, checkpoints."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.errors import UserError
 from rlhf.models.adapters import save_adapter
 from rlhf.models.nf4 import kept_unpacked
@@ -39,6 +39,8 @@ GRAD_NORM_KEYS: dict[TrainedRole, str] = {
     "value": "val/grad_norm",
 }  # names of the logged gradient norms
 APPROX_KL = "policy/approxkl_avg"  # the statistic of a minibatch that `max_update_kl` limits
+BatchT = TypeVar("BatchT", bound=TrainingBatch)
+AddGradients = Callable[[BatchT, Tensor], dict[str, float]]
 
 
 class TrainedParameters(NamedTuple):
@@ -102,15 +104,36 @@ class TrainState:
         """Return the weight of the KL in the rewards; 0 if the recipe puts the KL into the loss instead."""
         return self.kl_coef if self.options.kl_penalty == "reward" else 0.0
 
+    def update(self, batch: BatchT, add_gradients: AddGradients[BatchT]) -> dict[str, float]:
+        """Pass over a batch in minibatches, as often as the recipe says. Return the mean statistics of those used.
+
+        `add_gradients` adds the gradients of a minibatch, given as rows of the batch, and returns its statistics.
+        """
+        with self._ready_to_learn():
+            used: list[dict[str, float]] = []  # statistics of the minibatches with which a step was taken
+            for rows in self._minibatches(len(batch.rollout.ids)):
+                stats = add_gradients(batch, rows)
+                limit = self.options.max_update_kl
+                if used and limit is not None and stats[APPROX_KL] > limit:  # its gradients are dropped
+                    break
+                used.append(stats | self.step_optimizer())
+        means = {name: sum(stats[name] for stats in used) / len(used) for name in used[0]}
+        return means | {"update/optimizer_steps": len(used), "lr": self.schedule.get_last_lr()[0]}
+
+    def _minibatches(self, count: int) -> Iterator[Tensor]:
+        """Yield the rows of each minibatch of a batch of `count` rows, pass by pass, each in a new random order."""
+        for _ in range(self.options.passes):
+            yield from torch.randperm(count).to(self.shared.device).chunk(self.options.num_mini_batches)
+
     @contextmanager
-    def updating(self) -> Iterator["Update"]:
+    def _ready_to_learn(self) -> Iterator[None]:
         """Make the trainable roles ready for backward passes inside the block. Gradients are cleared at its end."""
         self.shared.base.train(self.options.gradient_checkpointing)  # dropout is 0; checkpointing needs train mode
         self.shared.scatter()
         weights = kept_unpacked(self.shared.base) if self.options.update_4bit == "unpacked" else nullcontext()
         try:
             with weights:
-                yield Update(self)
+                yield
         finally:
             self.optimizer.zero_grad()
             self.shared.base.eval()
@@ -194,37 +217,6 @@ class TrainState:
         """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
         require_usable(folder, self.stage)
         _copy(self.parameters("policy"), read_state(folder).policy, f"{folder}/state.pt: policy")
-
-
-class Update:
-    """Passes over one batch in minibatches, each with a step of the optimizer, and what they measured."""
-
-    def __init__(self, state: TrainState):
-        self.state = state
-        self.used: list[dict[str, float]] = []  # statistics of the minibatches with which a step was taken
-
-    def minibatches(self, count: int, epochs: int) -> Iterator[Tensor]:
-        """Yield the rows of each minibatch of a batch of `count` rows, epoch by epoch, each in a new random order."""
-        options, device = self.state.options, self.state.shared.device
-        for _ in range(epochs):
-            yield from torch.randperm(count).to(device).chunk(options.num_mini_batches)
-
-    def exceeds_kl_limit(self, stats: Mapping[str, float]) -> bool:
-        """Return whether this minibatch's KL from the policy that sampled exceeds `max_update_kl`.
-
-        Always False before the first step of an update.
-        """
-        limit = self.state.options.max_update_kl
-        return bool(self.used) and limit is not None and stats[APPROX_KL] > limit
-
-    def take_step(self, stats: dict[str, float]) -> None:
-        """Clip the gradients of a minibatch, take a step and clear them. Keep its statistics for `metrics`."""
-        self.used.append(stats | self.state.step_optimizer())
-
-    def metrics(self) -> dict[str, float]:
-        """Return the means of the statistics of the minibatches that were used, their number and the learning rate."""
-        means = {name: sum(stats[name] for stats in self.used) / len(self.used) for name in self.used[0]}
-        return means | {"update/optimizer_steps": len(self.used), "lr": self.state.schedule.get_last_lr()[0]}
 
 
 def weighted_numbers(stats: Stats, weight: Tensor | float = 1.0) -> dict[str, float]:
