@@ -125,14 +125,9 @@ def outcome(entry: Entry) -> float:
 
 def _weights(subsets: Sequence[Figure]) -> list[float]:
     """Return the weight of each subset in its section: its share of the prompts, but half for mathematics."""
-    mathematics = [f.name == "math-prm" for f in subsets]
-    others = sum(f.prompts for f in subsets if f.name != "math-prm")
-    if not any(mathematics) or not others:
-        return [f.prompts / sum(f.prompts for f in subsets) for f in subsets]
-    return [
-        0.5 if is_mathematics else f.prompts / others / 2
-        for f, is_mathematics in zip(subsets, mathematics, strict=True)
-    ]
+    code = sum(f.prompts for f in subsets if f.name != MATHEMATICS)
+    counts = [code if f.name == MATHEMATICS and code else f.prompts for f in subsets]
+    return [count / sum(counts) for count in counts]
 
 
 def _mean(name: str, parts: Sequence[Figure], weights: Sequence[float]) -> Figure:
@@ -165,7 +160,10 @@ def _of_ties(entries: Sequence[Entry]) -> stats.Estimate:
             raise UserError(f"subset {TIES}: the id {entry.key!r} is neither ref:N nor tied:N")
         kinds[kind][number] = _Margins(max(entry.right) - min(entry.right), min(entry.right) - max(entry.wrong))
     if alone := kinds["ref"].keys() ^ kinds["tied"].keys():
-        raise UserError(f"subset {TIES}: prompt {min(alone)} is not there as ref and as tied; add the missing row")
+        raise UserError(
+            f"subset {TIES}: prompt {min(alone)} is not there as ref and as tied, or was cut whole: add the missing row, "
+            "or use a reward model with a larger rm.max_length"
+        )
     values = [_tie(kinds["ref"][number], tied) for number, tied in kinds["tied"].items()]
     if (varied := stats.mean_interval(values)) is not None:
         return varied

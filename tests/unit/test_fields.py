@@ -244,7 +244,9 @@ def test_what_says_by_its_name_that_it_is_not_trained_on_is_context(name, off):
 
 
 @pytest.mark.parametrize("value", [False, 0, True, 1, "true", 0.0])
-@pytest.mark.parametrize("name", ["mask", "masked", "ignore", "no_loss", "skip_training", "is_target", "draft", "ok"])
+@pytest.mark.parametrize(
+    "name", ["mask", "masked", "ignore", "no_loss", "mask_loss", "skip_training", "is_target", "draft", "ok"]
+)
 def test_a_field_of_a_message_that_may_switch_training_off_is_never_silent(name, value):
     rows = [conversation(USER, NO | {name: value})] * 3
     for kind in ("auto", "messages"):
@@ -342,7 +344,7 @@ def test_one_word_throughout_a_file_is_named_with_the_key_that_says_so(value):
     messages = read(*[conversation(USER, NO | {"model": "gpt-4"})] * 2)
     assert "not used in training: model;" in messages.report.notes[0]
     assert read(*[PAIR | {"domain": value}] * 2, ignore=["domain"]).report.notes == ()
-    assert "'domain' is not used" in refusal(PAIR | {"domain": value}, PAIR), "not in all rows"
+    assert "'domain' is not used" in refusal(*[PAIR | {"domain": value}] * 2, PAIR), "not in all rows"
 
 
 def test_what_a_pair_says_of_each_answer_is_about_them_and_a_text_is_not():

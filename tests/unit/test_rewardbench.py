@@ -61,7 +61,7 @@ def test_version_two_is_the_mean_of_its_subsets():
 def test_the_score_of_ties_is_that_of_the_published_formula():
     """Written out with sums over prompts, for random scores."""
     draw = random.Random(1)
-    sides = [([draw.gauss(1, 1) for _ in range(n)], [draw.gauss(0, 1) for _ in range(3)]) for n in [1, 4] * 20]
+    sides = [([draw.gauss(4, 1) for _ in range(n)], [draw.gauss(0, 1) for _ in range(3)]) for n in [1, 4] * 20]
     items = [scored("Ties", *side, key=f"{('ref', 'tied')[n % 2]}:{n // 2}") for n, side in enumerate(sides)]
     lead = [min(right) - max(wrong) for right, wrong in sides]
     spread = [max(right) - min(right) for right, _ in sides]
