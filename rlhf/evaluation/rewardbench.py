@@ -161,8 +161,8 @@ def _of_ties(entries: Sequence[Entry]) -> stats.Estimate:
         kinds[kind][number] = _Margins(max(entry.right) - min(entry.right), min(entry.right) - max(entry.wrong))
     if alone := kinds["ref"].keys() ^ kinds["tied"].keys():
         raise UserError(
-            f"subset {TIES}: prompt {min(alone)} is not there as ref and as tied, or was cut whole: add the missing row, "
-            "or use a reward model with a larger rm.max_length"
+            f"subset {TIES}: prompt {min(alone)} is not there as ref and as tied, or was cut whole: add the missing "
+            "row, or use a reward model with a larger rm.max_length"
         )
     values = [_tie(kinds["ref"][number], tied) for number, tied in kinds["tied"].items()]
     if (varied := stats.mean_interval(values)) is not None:
