@@ -33,10 +33,8 @@ def derived_figures(
             _rate(row, projection.step_flops(loaded.recipe, stage, predicted, of_model)) / best["flops"]
             for of_model in (True, False)
         )
-        if online := loaded.recipe.online().get(stage):
-            decoded = (online.response_length - 1) * -(-online.batch_size // online.rollout_batch_size)
-            step = projection.decoding_step_bytes(loaded.recipe, stage, online.max_prompt_length, predicted)
-            bytes_read = decoded * step
+        if stage in loaded.recipe.online():
+            bytes_read = projection.step_decoded_bytes(loaded.recipe, stage, predicted, longest=True)
             shares["mbu"] = bytes_read / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
         return shares
     total = projection.optimizer_steps(loaded.recipe, stage)

@@ -20,7 +20,6 @@ from bench.memory import budgets, sizes
 from bench.paths import ROOT, newest
 from bench.peer import figures
 from bench.reading import read
-from bench.roofline import __main__ as roofline
 from rlhf.errors import UserError
 from rlhf.evaluation import reproduce
 from rlhf.plan import side_by_side
@@ -30,7 +29,6 @@ from rlhf.recipe.strict import Section
 BLOCK = re.compile(r"(<!-- (?P<name>[^/].*?) -->\n)(?P<table>.*?)(<!-- /(?P=name) -->)", re.S)
 ROW = re.compile(r"^\| `(\w+)` \|(?:.*[^\\\n]\|)? (.*) \|$", re.M)
 LARGE = 1e30  # a bound of numbers that only keeps them finite
-ROOFLINES = ("4090-llama2-7b/v2", "4090-mistral-7b/v1", "h100-mistral-7b/v2")  # the recipes of docs/internals.md
 MANY = 8  # values that a text may have; more are explained elsewhere
 TABLES: dict[str, Callable[[], str]] = {
     "peaks": lambda: budgets.peaks_table(ROOT / "recipes"),
@@ -48,9 +46,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "rloo-phases": lambda: figures.phases_table(_steps("trl-1.16-rloo")),
     "real steps": lambda: figures.stages_table(
         [read(file, SupervisedRecord) for file in sorted(ROOT.glob("results/peers/trl-1.16-smollm2/cpu_*.json"))]
-    ),
-    "rooflines": lambda: roofline.markdown(
-        [roofline.predict(load(ROOT / "recipes" / name), "ppo") for name in ROOFLINES]
     ),
     "planted": lambda: table.planted(ROOT / "results/against"),
     "the same": lambda: table.same(

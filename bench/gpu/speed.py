@@ -1,5 +1,6 @@
 """Real steps of stages on random weights, each in a separate process, as `rlhf run` runs them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -10,10 +11,11 @@ from bench.ceilings import ceilings
 from bench.gpu.item import Context
 from bench.gpu.measured import SpeedFigures
 from bench.gpu.record import Decision, GpuRecord, decide, speed_of
+from bench.kinds import Bound, StageSteps
 from bench.paths import ROOT
 from rlhf import recipe as recipes
-from rlhf.plan import padding
-from rlhf.recipe import ONLINE, Changes, StageName
+from rlhf.plan import padding, projection
+from rlhf.recipe import TRAINING_STAGES, Changes, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.terminal.wording import gb
 
@@ -68,13 +70,21 @@ def _said(result: targets.Measured) -> str:
     return f"{result.target.name} {result.value:.3g}{between}"
 
 
+def _bounds(least: Mapping[str, float], row: StageSteps) -> dict[str, Bound]:
+    """Return the least seconds of each measured phase, and their share of the seconds measured."""
+    seconds = {phase: spread["median"] for phase, spread in row["phase_seconds"].items() if phase in least}
+    return {
+        phase: {"least_seconds": least[phase], "seconds": median, "reached": least[phase] / median}
+        for phase, median in seconds.items()
+    }
+
+
 def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
     """Add MFU, MBU, hours and the roofline to a speed record, and decide its claim. Predicts on the CPU; needs no GPU.
 
-    The roofline is at the rates that were measured on the same card.
+    The roofline is the projection's, at the rates that were measured on the same card.
     """
     from bench.derived import derived_figures
-    from bench.roofline.times import beside
     from peakmem.cards import Rates
     from rlhf.plan.predict import Predictor
 
@@ -85,10 +95,11 @@ def conclude(record: GpuRecord, root: Path = ROOT / "recipes") -> None:
         for stage, row in measured["stages"].items():
             predicted = predictor.predict(loaded, stage)
             row |= derived_figures(loaded, stage, row, predicted, measured["ceilings"], measured["shape"])
-            if stage in ONLINE and not row.get("out_of_memory"):
+            if not row.get("out_of_memory"):
+                assert stage in TRAINING_STAGES  # as every stage with measured steps
                 card = Rates(measured["ceilings"]["flops"], measured["ceilings"]["bandwidth"], "measured")
-                medians = {phase: seconds["median"] for phase, seconds in row["phase_seconds"].items()}
-                row["roofline"] = beside(loaded.recipe, stage, medians, card, measured["shape"] == "longest")
+                least = projection.step_limits(loaded.recipe, stage, predicted, card, measured["shape"] == "longest")
+                row["roofline"] = _bounds(least, row)
     decided = decision(measured, record["recipe"])
     complete = record["outcome"] == "done"  # of an item that was cut off some targets are not measured
     decide(record, decided if complete or decided.holds is False else Decision(None, decided.why))

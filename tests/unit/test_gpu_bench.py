@@ -50,7 +50,7 @@ from bench.kinds import Spread, StageSteps
 from bench.memory.measure import beside, unmatched
 from bench.provenance import in_file_name
 from bench.reading import check
-from bench.roofline.counts import phases
+from peakmem.cards import Rates
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
@@ -482,10 +482,11 @@ def test_hours_are_measured_on_rows_of_usual_length():
 
 
 def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
-    stage = {"step_seconds": {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4}, "peak_vram_bytes": 5}
+    stage = {"step_seconds": {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4}, "peak_vram_bytes": 5, "phase_seconds": {}}
     measured = {"shape": "longest", "ceilings": {"flops": 1.0, "bandwidth": 1.0}, "stages": {"sft": stage}}
     row = good_record("speed-h100", outcome="timed out", verdict=None, measured=measured)
     monkeypatch.setattr("rlhf.plan.predict.Predictor.predict", lambda *_: None)
+    monkeypatch.setattr("rlhf.plan.projection.step_limits", lambda *_: {})
     monkeypatch.setattr("bench.derived.derived_figures", lambda *_: {"mfu": 0.5, "mbu": None, "hours": 1.0})
     speed.conclude(row)
     assert record.speed_of(row)["stages"]["sft"]["mfu"] == 0.5
@@ -496,31 +497,23 @@ def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
 
 
 def test_a_speed_record_has_the_bounds_of_its_phases(monkeypatch, capsys):
-    """At 1e15 FLOP/s and 1e12 B/s decoding is bound by reading; its share of what was measured is told."""
+    """Least seconds are the projection's at the rates that the record has; each has its share of the measured."""
     row = good_record("speed-h100")
-    seconds = {
-        "rollout/decode": {"median": 4.0, "low": 4.0, "high": 4.0, "n": 4},
-        "update": {"median": 4.0, "low": 4.0, "high": 4.0, "n": 4},
-    }
-    stage = {
-        "step_seconds": {"median": 8.0, "low": 8.0, "high": 8.0, "n": 4},
-        "peak_vram_bytes": 5,
-        "phase_seconds": seconds,
-    }
-    ceilings = {"flops": 1e15, "bandwidth": 1e12}
-    row["measured"] = {"shape": "longest", "ceilings": ceilings, "stages": {"ppo": stage}}
+    seconds = {key: {"median": 4.0, "low": 4.0, "high": 4.0, "n": 4} for key in ("rollout/decode", "update")}
+    stage = {"step_seconds": seconds["update"], "peak_vram_bytes": 5, "phase_seconds": seconds}
+    row["measured"] = {"shape": "longest", "ceilings": {"flops": 1e15, "bandwidth": 1e12}, "stages": {"ppo": stage}}
+
+    def limits(recipe: object, stage: str, predicted: object, card: Rates, longest: bool) -> dict[str, float]:
+        assert (stage, card.flops, card.bandwidth, longest) == ("ppo", 1e15, 1e12, True)
+        return {"rollout/decode": 1.0, "update": 2.0, "score": 3.0}
+
     monkeypatch.setattr("rlhf.plan.predict.Predictor.predict", lambda *_: None)
     monkeypatch.setattr("bench.derived.derived_figures", lambda *_: {})
+    monkeypatch.setattr("rlhf.plan.projection.step_limits", limits)
     speed.conclude(row)
     bounds = record.speed_of(row)["stages"]["ppo"]["roofline"]
-    assert set(bounds) == {"rollout/decode", "update"}
-    recipe = recipes.load(ROOT / "recipes/h100-mistral-7b/v2").recipe
-    decoding = phases(recipe, "ppo", recipe.options(recipes.Ppo).max_prompt_length)["rollout/decode"]
-    assert bounds["rollout/decode"] == {
-        "least_seconds": decoding.moved / 1e12,
-        "seconds": 4.0,
-        "reached": decoding.moved / 4e12,
-    }
+    assert set(bounds) == {"rollout/decode", "update"}, "what was measured"
+    assert bounds["update"] == {"least_seconds": 2.0, "seconds": 4.0, "reached": 0.5}
     tables.show_records([row])
     assert "speed-h100: ppo/update" in capsys.readouterr().out
 

@@ -1,1 +1,0 @@
-"""The least time that a step can take on a device."""
