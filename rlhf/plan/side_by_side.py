@@ -26,12 +26,12 @@ QUANTITIES: tuple[Quantity, ...] = ("peak_vram_gb", "hours")
 TITLES = {"peak_vram_gb": "published, predicted and measured peak memory", "hours": "the same for time"}
 COLUMNS: Mapping[Quantity, tuple[str, ...]] = {
     "peak_vram_gb": (
-        *("recipe", "stage", "published, GB", "predicted, guide's settings", "predicted, ours"),
-        *("measured", "version, card, date", "verdict"),
+        *("recipe", "stage", "published, GB", "predicted: guide's settings", "ours"),
+        *("measured", "verdict", "on card, date"),
     ),
     "hours": (
-        *("recipe", "stage", "published, hours", "projected, guide's settings", "projected, ours"),
-        *("by measured steps", "tokens/s", "version, card, date", "verdict"),
+        *("recipe", "stage", "published, hours", "projected: guide's settings", "ours"),
+        *("by measured steps", "tokens/s", "verdict", "on card, date"),
     ),
 }
 NOTE = (
@@ -78,7 +78,7 @@ class Line(NamedTuple):
         found = self.measured
         stage = ", ".join(totals.CHAIN) if self.stage == ALL else self.stage
         ends = " or ".join(dict.fromkeys(figure.text().removesuffix(f" {figure.unit}") for figure in self.figures))
-        place = f"{found.version}, {found.card}, {found.date}" if found else NONE
+        place = f"{found.card.removeprefix('NVIDIA ')}, {found.date}" if found else NONE
         if linked and found and found.record:
             place = f"[{place}]({found.record.as_posix()})"
         speed = number(round(found.tokens_per_second)) if found and found.tokens_per_second else NONE
@@ -87,10 +87,10 @@ class Line(NamedTuple):
             stage,
             ends,
             *(NONE if value is None else str(value) for value in (self.of_guide, self.ours)),
-            number(float(f"{found.value:.3g}")) if found else NONE,
+            f"{number(float(f'{found.value:.3g}'))} ({found.version})" if found else NONE,
             *([speed] if self.quantity == "hours" else []),
-            place,
             self.verdict,
+            place,
         )
 
 
@@ -216,19 +216,28 @@ def show(shown: Sequence[Line]) -> None:
     """Print both tables, and nothing without lines."""
     for quantity in QUANTITIES:
         if cells := [line.cells() for line in shown if line.quantity == quantity]:
-            rows_table(TITLES[quantity], COLUMNS[quantity], cells)
+            rows_table(TITLES[quantity], COLUMNS[quantity], _named_once(cells))
     if shown:
         screen.OUT.print(NOTE, style="dim")
+
+
+def _named_once(rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a table with a recipe's name in the first of its rows only."""
+    above = None
+    for name, *cells in rows:
+        yield ("" if name == above else name, *cells)
+        above = name
 
 
 def markdown(shown: Iterable[Line], root: Path) -> str:
     """Return both tables as Markdown, with links to the records relative to `root`."""
     every, tables = list(shown), []
     for quantity in QUANTITIES:
-        rows = [COLUMNS[quantity], ("---",) * 2 + ("---:",) * (len(COLUMNS[quantity]) - 4) + ("---",) * 2]
+        rows = []
         for line in (line for line in every if line.quantity == quantity):
             found = line.measured
             record = found.record.relative_to(root) if found and found.record else None
             rows.append(line._replace(measured=found and found._replace(record=record)).cells(linked=True))
-        tables.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+        head = [COLUMNS[quantity], ("---",) * 2 + ("---:",) * (len(COLUMNS[quantity]) - 4) + ("---",) * 2]
+        tables.append("\n".join(f"| {' | '.join(row)} |" for row in (*head, *_named_once(rows))))
     return "\n\n".join(tables)

@@ -43,7 +43,7 @@ def test_without_a_card_the_guide_s_settings_decide_as_predicted(tmp_path):
     line = lines(tmp_path)["ppo", "hours"]
     assert line.of_guide and line.ours and line.of_guide.low < 12 < line.of_guide.value
     assert (line.measured, line.verdict) == (None, "met")
-    assert line.cells()[-4:] == ("–", "–", "–", "met")
+    assert line.cells()[-4:] == ("–", "–", "met", "–")
 
 
 def test_what_a_card_measured_decides_and_is_named_with_card_and_date(tmp_path):
@@ -51,8 +51,8 @@ def test_what_a_card_measured_decides_and_is_named_with_card_and_date(tmp_path):
     record(tmp_path, "v2", "2026-12-02", measured={"shape": "hh", "stages": steps(sft=1.0, rm=2.0, ppo=30.0)})
     found = lines(tmp_path)
     memory, hours = found["ppo", "peak_vram_gb"], found["ppo", "hours"]
-    assert memory.cells()[-3:] == ("23", "v2, NVIDIA H200 held to 24GB, 2026-12-01", "met")
-    assert hours.cells()[-4:] == ("30", "100", "v2, NVIDIA H200 held to 24GB, 2026-12-02", "missed")
+    assert memory.cells()[-3:] == ("23 (v2)", "met", "H200 held to 24GB, 2026-12-01")
+    assert hours.cells()[-4:] == ("30 (v2)", "100", "missed", "H200 held to 24GB, 2026-12-02")
     assert value(found["all", "hours"]) == 33.0 and found["all", "peak_vram_gb"].measured is None
 
 
