@@ -1,5 +1,6 @@
 """Conversion: any known kind of rows becomes one plain form that reads back as the same rows."""
 
+import errno
 import json
 import re
 from typing import Any
@@ -360,7 +361,7 @@ def test_a_name_of_another_kind_of_file_and_nothing_to_write_are_refused(tmp_pat
 def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing_in_the_way_of_the_next_try(tmp_path, monkeypatch):
     rows = convert.convert([write(tmp_path / "a.jsonl", ROWS["text"], ROWS["text"])]).rows
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(convert, "_plain", Mock(side_effect=[ROWS["text"], OSError("no space")]))
+        patch.setattr(convert, "_plain", Mock(side_effect=[ROWS["text"], OSError(errno.ENOSPC, "no space")]))
         convert.write(rows, tmp_path / "b.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
     assert convert.write(rows, tmp_path / "b.jsonl") == 2
