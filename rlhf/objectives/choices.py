@@ -7,7 +7,8 @@ Scale = Literal["group", "batch", "none"]  # whose standard deviation divides: g
 Advantage = Literal["leave_one_out", Scale, "of_batch"]  # how rewards become advantages: groups.compared_in_groups
 TokenLevel = Literal["token", "sequence"]
 Level = Literal[TokenLevel, "sequence_sum"]  # of the importance ratio: groups.pool_log_ratios
-LossType = Literal["grpo", "dapo", "dr_grpo", "cispo"]  # how tokens are weighted: groups.token_weights
+# How tokens are weighted, groups.token_weights, and which loss it is, groups.policy_loss
+LossType = Literal["grpo", "dapo", "dr_grpo", "cispo", "gmpo"]
 # Weights for samples of another distribution: importance.importance_weights
 SamplingCorrection = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 DpoLoss = Literal["sigmoid", "ipo", "sigmoid_norm"]  # losses.dpo_loss

@@ -1,9 +1,9 @@
 """Advantages within groups of responses to one prompt, and the policy losses of the critic-free methods.
 
 RLOO (arXiv 2402.14740), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476), GSPO (2507.18071), CISPO
-(2506.13585) and REINFORCE++ with a group baseline (2501.03262) differ in few choices: how rewards become advantages,
-what the importance ratio is of, whether it is clipped or a constant, and how tokens are weighted. Each choice is a
-function here.
+(2506.13585), GMPO (2507.20673) and REINFORCE++ with a group baseline (2501.03262) differ in few choices: how rewards
+become advantages, what the importance ratio is of, whether it is clipped or a constant, and how tokens are weighted.
+Each choice is a function here.
 
 A loss here is a weighted sum over tokens, and the weights hold the denominator. Its statistics are plain sums. So the
 losses and statistics of a minibatch's parts add up to those of the whole. PPO's losses (losses.py) are means.
@@ -166,6 +166,7 @@ def token_weights(mask: Tensor, loss_type: LossType, responses: int, tokens: Ten
         grpo      1 / (responses * tokens of its response): the mean of the responses' means (arXiv 2402.03300, eq. 3)
         dapo      1 / tokens: the mean over all tokens (2503.14476, eq. 8)
         cispo     as dapo (2506.13585, section 3.1)
+        gmpo      as grpo: all tokens of a response have one ratio (2507.20673, eq. 4)
         dr_grpo   1 / (responses * max_length): no response counts less for being long (2503.20783, section 3.1)
 
     `responses` and `tokens` count those of the whole minibatch, of which the rows of `mask` may be a part: the weighted
@@ -175,7 +176,7 @@ def token_weights(mask: Tensor, loss_type: LossType, responses: int, tokens: Ten
     Raises ValueError when loss_type is unknown.
     """
     check_mask(mask)
-    if loss_type == "grpo":
+    if loss_type in ("grpo", "gmpo"):
         each = 1 / (responses * mask.sum(1, keepdim=True).clamp(min=1))
     elif loss_type in ("dapo", "cispo"):
         each = 1 / torch.as_tensor(tokens, device=mask.device).clamp(min=1)
@@ -203,13 +204,19 @@ def policy_loss(
     low: float,
     high: float,
 ) -> tuple[Tensor, ClipSums]:
-    """Return the loss that a loss type stands for: `cispo_loss`, where `high` is the cap, or else `clipped_loss`.
+    """Return the loss that a loss type stands for.
+
+        cispo   `cispo_loss`, where `high` is the cap
+        gmpo    `geometric_loss`, where `log_ratio` is the tokens' own
+        others  `clipped_loss`
 
     Shapes: logp, log_ratio, weights, mask (B, R); advantages (B,), one per response. `weights` are `token_weights` of
     this type. Returns a 0-dim loss and sums over real tokens. Raises ValueError when shapes differ.
     """
     if loss_type == "cispo":
         return cispo_loss(logp, log_ratio, advantages, weights, mask, high)
+    if loss_type == "gmpo":
+        return geometric_loss(log_ratio, advantages, weights, mask, low, high)
     return clipped_loss(log_ratio, advantages, weights, mask, low, high)
 
 
@@ -251,6 +258,28 @@ def cispo_loss(
     gain = ratio.clamp(max=cap) * at_least_float32(advantages).unsqueeze(1) * zero_pads(logp, mask)
     loss = -(zero_pads(weights, mask) * gain).sum()
     return loss, ClipSums(clipped=((ratio > cap) & mask).sum(), ratio=zero_pads(ratio, mask).sum())
+
+
+def geometric_loss(
+    log_ratio: Tensor, advantages: Tensor, weights: Tensor, mask: Tensor, low: float, high: float
+) -> tuple[Tensor, ClipSums]:
+    """Return GMPO's loss, with the geometric mean of a response's clipped ratios (arXiv 2507.20673, eq. 4).
+
+    loss = -sum_t w_t exp(mean_t c_t) A,   c_t = min(d_t, high) where A > 0, max(d_t, -low) elsewhere
+
+    d = `log_ratio`; `low` and `high` limit logarithms here, so that a ratio is limited to exp(-low) and exp(high). The
+    paper takes 0.4 for both.
+
+    Shapes: log_ratio, weights, mask (B, R); advantages (B,), one per response; mask bool, True on real tokens. Returns
+    a 0-dim loss; `clipped` counts the tokens that are at their limit. Raises ValueError when shapes differ.
+    """
+    check_mask(mask, log_ratio=log_ratio, weights=weights)
+    _check_advantages(advantages, mask)
+    d, gain = zero_pads(log_ratio, mask), at_least_float32(advantages).unsqueeze(1)
+    limited = torch.where(gain > 0, d.clamp(max=high), d.clamp(min=-low))
+    ratio = pool_log_ratios(limited, mask, "sequence").exp()
+    loss = -(zero_pads(weights, mask) * ratio * gain).sum()
+    return loss, ClipSums(clipped=(limited != d).sum(), ratio=zero_pads(d.detach().exp(), mask).sum())
 
 
 def _check_advantages(advantages: Tensor, mask: Tensor) -> None:

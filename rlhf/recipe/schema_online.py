@@ -234,7 +234,7 @@ class GroupBase(OnlineBase):
     num_iterations: Passes = 1  # passes over a batch of responses
     max_completion_length: Tokens
     beta: NonNegative  # weight of the KL; 0: the reference is not computed in training
-    epsilon: ClipRange = 0.2  # clip of the ratio; the lower clip if epsilon_high is set
+    epsilon: ClipRange = 0.2  # clip of the ratio, in gmpo of its logarithm; the lower clip if epsilon_high is set
     epsilon_high: Positive | None = None  # upper clip (DAPO); null: epsilon; with cispo the largest ratio itself
     mask_truncated_completions: bool = False  # no gradient from responses without EOS; their rewards count
     normalize_advantages: bool = False  # mean 0 and sd 1 over the batch; GRPO with scale_rewards: none: REINFORCE++
@@ -310,7 +310,7 @@ class Grpo(GroupBase):
     scale_rewards: Scale = "group"  # whose standard deviation divides; none: Dr. GRPO
     # each reward normalised in its group before the sum (GDPO), or the sum
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    loss_type: LossType = "dapo"  # how tokens are weighted, and cispo: docs/groups.md
+    loss_type: LossType = "dapo"  # docs/groups.md
     importance_sampling_level: TokenLevel = "token"  # sequence: GSPO's, whose loss is grpo's
     use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the token's ratio
 
@@ -333,8 +333,8 @@ class Grpo(GroupBase):
         """Raise ValueError for CISPO and GDPO with keys that they cannot use."""
         if self.loss_type == "cispo" and self.epsilon_high is None:
             raise ValueError("loss_type: cispo needs epsilon_high, the largest ratio, as in TRL: 5.0 is usual")
-        if self.loss_type == "cispo" and self.importance_sampling_level != "token":
-            raise ValueError("loss_type: cispo needs importance_sampling_level: token")
+        if self.loss_type in ("cispo", "gmpo") and self.importance_sampling_level != "token":
+            raise ValueError(f"loss_type: {self.loss_type} needs importance_sampling_level: token")
         if self.normalizes_each and (self.scale_rewards != "group" or self.normalize_advantages):
             raise ValueError(
                 "multi_objective_aggregation: normalize_then_sum divides by the sd of each group, then by the batch's: "

@@ -16,12 +16,14 @@ from rlhf.objectives.choices import LEVELS, LOSS_TYPES, Level
 from rlhf.objectives.groups import (
     cispo_loss,
     clipped_loss,
+    geometric_loss,
     group_relative,
     group_sd,
     has_signal,
     leave_one_out,
     log_ratios,
     overlong_penalty,
+    policy_loss,
     pool_log_ratios,
     standardize,
     token_weights,
@@ -200,22 +202,42 @@ def test_cispo_worked_by_hand():
     assert stats.clipped.item() == 1 and stats.ratio.item() == pytest.approx(6.5)
 
 
+def test_gmpo_worked_by_hand():
+    """Ratios 1/4, 4 and 1 have the geometric mean 1; with A above 0 the 4 is cut to 2, below 0 the 1/4 to 1/2."""
+    log_ratio = f64([0.25, 4.0, 1.0], [0.25, 4.0, 1.0], [1.0, math.nan, math.inf]).log().requires_grad_()
+    mask = torch.tensor([[True] * 3, [True] * 3, [True, False, False]])
+    weights = token_weights(mask, "gmpo", 3, 7, 10)
+    loss, stats = geometric_loss(log_ratio, f64(1.0, -3.0, 2.0), weights, mask, math.log(2), math.log(2))
+    loss.backward()
+    up, down = 0.5 ** (1 / 3), -3 * 2 ** (1 / 3)
+    assert loss.item() == pytest.approx(-(up + down + 2) / 3)
+    assert log_ratio.grad.tolist() == [
+        pytest.approx([-up / 9, 0.0, -up / 9]),
+        pytest.approx([0.0, -down / 9, -down / 9]),
+        pytest.approx([-2 / 3, 0.0, 0.0]),
+    ]
+    assert stats.clipped.item() == 2 and stats.ratio.item() == pytest.approx(11.5)
+
+
 def loops(batch, level, loss_type, low=0.2, high=0.28, max_length=10):
     """The loss of each family, term by term."""
     logp, old, _, advantages, mask = batch
     lengths = mask.sum(1).tolist()
-    total = 0.0
+    tokens, total = sum(lengths), 0.0
     for i, n in enumerate(lengths):
         d = [(logp[i, t] - old[i, t]).item() for t in range(n)]
         per_row = {"sequence": sum(d) / n, "sequence_sum": sum(d)}
+        a = advantages[i].item()
+        cut = [min(x, high) if a > 0 else max(x, -low) for x in d]
         for t in range(n):
             ratio = math.exp(d[t] if level == "token" else per_row[level])
-            a = advantages[i].item()
             term = -min(ratio * a, min(max(ratio, 1 - low), 1 + high) * a)
-            tokens = sum(lengths)
-            divisor = {"grpo": len(lengths) * n, "dapo": tokens, "dr_grpo": len(lengths) * max_length}
-            divisor = (divisor | {"cispo": tokens})[loss_type]
-            total += term / divisor
+            if loss_type == "cispo":
+                term = -min(ratio, high) * a * logp[i, t].item()
+            if loss_type == "gmpo":
+                term = -(math.prod(map(math.exp, cut)) ** (1 / n)) * a
+            divisor = {"dapo": tokens, "cispo": tokens, "dr_grpo": len(lengths) * max_length}
+            total += term / divisor.get(loss_type, len(lengths) * n)
     return total
 
 
@@ -223,11 +245,13 @@ def loops(batch, level, loss_type, low=0.2, high=0.28, max_length=10):
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_losses_are_those_of_loops_and_parts_add_up(batch, level, loss_type):
     logp, old, _, advantages, mask = batch
+    if loss_type == "gmpo" and level != "token":
+        pytest.skip("it takes the tokens' own ratios")
 
     def part(rows):
         weights = token_weights(mask[rows], loss_type, len(mask), mask.sum(), 10)
         ratios = pooled(logp[rows], old[rows], mask[rows], level)
-        return clipped_loss(ratios, advantages[rows], weights, mask[rows], 0.2, 0.28)[0].item()
+        return policy_loss(loss_type, logp[rows], ratios, advantages[rows], weights, mask[rows], 0.2, 0.28)[0].item()
 
     expected = loops(batch, level, loss_type)
     assert part(slice(None)) == pytest.approx(expected, rel=1e-6)
@@ -311,24 +335,24 @@ def trl_trainer(logp, mask, **options):
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize(("beta", "bias"), [(0.0, False), (0.3, False), (0.3, True)])
 def test_losses_are_those_of_trl_s_grpo_trainer(batch, level, loss_type, beta, bias):
-    trl = pytest.importorskip("trl.trainer.grpo_trainer")
+    """And GMPO's of its own trainer, which has no other level and no correction of the KL."""
+    trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
+    if loss_type == "gmpo":
+        if level != "token" or bias:
+            pytest.skip("TRL's GMPO has none")
+        trainer = pytest.importorskip("trl.experimental.gmpo").GMPOTrainer
     theirs, inputs = trl_inputs(batch)
     theirs = theirs.detach().requires_grad_()
     logp, old, ref, advantages, mask = batch
     options = {"importance_sampling_level": level, "loss_type": loss_type, "beta": beta, "bias": bias}
     high = options["epsilon_high"] = 1.1 if loss_type == "cispo" else 0.28
-    expected = trl.GRPOTrainer._compute_loss(
-        trl_trainer(theirs, mask, **options), SimpleNamespace(training=True), inputs
-    )
+    expected = trainer._compute_loss(trl_trainer(theirs, mask, **options), SimpleNamespace(training=True), inputs)
     expected.backward()
 
     ours = logp.detach().clone().requires_grad_()
     weights = token_weights(mask, loss_type, 3, mask.sum(), 10)
     ratios = pooled(ours, old, mask, level)
-    if loss_type == "cispo":
-        loss, _ = cispo_loss(ours, ratios, advantages, weights, mask, high)
-    else:
-        loss, _ = clipped_loss(ratios, advantages, weights, mask, 0.2, high)
+    loss, _ = policy_loss(loss_type, ours, ratios, advantages, weights, mask, 0.2, high)
     kl = kls.estimate_kl(ours.where(mask, 0.0), ref.where(mask, 0.0), "k3") * (ratios.exp() if bias else 1.0)
     loss = loss + beta * (weights * kl).sum()
     loss.backward()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.gmpo import GMPOTrainer
 
 from rlhf.data.batch import Rollout
 from rlhf.data.rows import Message
@@ -62,10 +63,18 @@ class GivenResponses(GRPOTrainer):
         return prompt_ids, completion_ids, None, ["text"] * len(prompts), logprobs, {}, None, None
 
 
+class GivenGeometric(GivenResponses, GMPOTrainer):
+    """As above, with the loss of TRL's GMPO."""
+
+
 def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **options: Any) -> dict[str, torch.Tensor]:
     """Advantages, loss and gradients of TRL, whose policy is the learner's and whose reference is SFT."""
     model = trainable_adapter(load_base(run, CPU), run.parents.require("sft"))
     corrected = options.pop("corrected", None)
+    kind: type[GivenResponses] = GivenResponses
+    if options.get("loss_type") == "gmpo":  # which is a trainer there
+        kind = GivenGeometric
+        del options["loss_type"]
     config = GRPOConfig(
         output_dir=str(folder),
         per_device_train_batch_size=8,
@@ -80,7 +89,7 @@ def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **opti
     )
     tokenizer = load_tokenizer(run).hf
     rows = Dataset.from_list([{"prompt": "a"}] * 8)
-    trainer = GivenResponses(model, [first, second], config, rows, processing_class=tokenizer)
+    trainer = kind(model, [first, second], args=config, train_dataset=rows, processing_class=tokenizer)
     trainer.use_vllm = corrected is not None
     trainer.current_gradient_accumulation_steps = 1
     trained = [p for p in not_none(trainer.model).parameters() if p.requires_grad]
@@ -122,6 +131,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"beta": 0.2, "loss_type": "grpo", "scale_rewards": "batch"},
     {"loss_type": "dr_grpo", "scale_rewards": "none"},
     {"loss_type": "cispo", "epsilon_high": 5.0, "beta": 0.2},
+    {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.3, "beta": 0.2, "use_bias_correction_kl": False},
     {"multi_objective_aggregation": "normalize_then_sum"},
     *({"corrected": mode} for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")),
     {"corrected": "token_truncate", "loss_type": "cispo", "epsilon_high": 1.2, "temperature": 0.7, "beta": 0.2},

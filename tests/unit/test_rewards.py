@@ -445,6 +445,7 @@ def test_short_names_for_metrics():
         ({"kl_target": 0.1, "beta": 0.0}, "kl_target needs beta above 0"),
         ({"overlong_buffer": 99}, "overlong_buffer is at most max_completion_length"),
         ({"epsilon": 1.5}, "less than 1"),
+        ({"loss_type": "gmpo", "importance_sampling_level": "sequence"}, "gmpo needs importance_sampling_level: token"),
         ({"kl_estimator": "k1", "use_bias_correction_kl": False}, "kl_penalty: loss needs kl_estimator k2 or k3"),
         ({"kl_estimator": "k2"}, "kl_estimator: k2 needs use_bias_correction_kl: false"),
     ],
