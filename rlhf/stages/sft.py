@@ -1,11 +1,13 @@
 """Supervised fine-tuning: LoRA on the base, loss on response tokens only, with TRL's SFTTrainer."""
 
 import math
+import operator
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
+from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 
 from rlhf.data.corpus import Prompt, Split
@@ -29,6 +31,8 @@ from rlhf.stages.supervised.forward import IGNORED
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, rows_to_dataset, train
 from rlhf.terminal.progress import working
+
+PER_TOKEN = ("entropy", "mean_token_accuracy")  # of TRL's metrics
 
 
 class _Rows(NamedTuple):
@@ -95,7 +99,24 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
 
 class _Trainer(RunTrainer, SFTTrainer):
-    """TRL's trainer with the changes of a run."""
+    """TRL's trainer with the changes of a run, and with means over the tokens of a step, as its loss is one.
+
+    TRL logs the mean of what it found in each micro-batch, where a token counts for more if the others are few.
+    """
+
+    _token_counts: tuple[float, ...] = ()  # of the micro-batches of a step so far
+
+    def compute_loss(self, model: Any, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        count = (inputs["labels"][:, 1:] != IGNORED).sum()
+        self._token_counts += (float(self.accelerator.gather_for_metrics(count).sum()),)
+        if self.accelerator.sync_gradients:  # the step ends
+            counts, self._token_counts = self._token_counts, ()
+            for name in PER_TOKEN if len(counts) > 1 else ():
+                values = self._metrics["train"][name]
+                found = sum(map(operator.mul, values[-len(counts) :], counts)) / max(sum(counts), 1)
+                values[-len(counts) :] = [found]
+        return loss
 
 
 def _encoded_rows(run: StageRun, tokenizer: DialogueTokenizer, demonstrations: Split[Example]) -> _Rows:

@@ -107,6 +107,23 @@ def test_the_lean_trunk_changes_rounding_only(trained, tmp_path, calls, stage, a
     assert 0 < apart**0.5 < 1e-3 * moved**0.5
 
 
+@pytest.mark.parametrize("trunk", ["library", "lean"])
+def test_what_sft_logs_of_a_step_is_a_mean_over_its_tokens_however_it_is_divided(trained, tmp_path, trunk):
+    logged = {}
+    for rows in (4, 3, 1):  # 12 rows in a step
+        out = tmp_path / str(rows)
+        beside(trained, out, "pretrain")
+        changes: dict[str, Any] = {"max_steps": 4, "save_steps": 4, "logging_steps": 2, "eval_steps": None}
+        changes |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 12 // rows}
+        run_stages(small(**{f"sft__{key}": value for key, value in changes.items()}, hardware__trunk=trunk), out, "sft")
+        lines = read_lines(out / ROOT / "sft/metrics.jsonl", MetricsLine)
+        logged[rows] = [row.values for row in lines if "loss" in row.values]
+    assert logged[4][0].keys() >= {"loss", "entropy", "mean_token_accuracy"}
+    for rows in (3, 1):
+        for values, expected in zip(logged[rows], logged[4], strict=True):
+            assert values == pytest.approx(expected, rel=1e-4)
+
+
 def test_layers_below_all_adapters_are_computed_once_for_policy_and_reference(trained, tmp_path, calls):
     changes: dict[str, Any] = {"lora__layers": "upper_half", "dpo__max_steps": STEPS, "dpo__logging_steps": 1}
     losses = {}
