@@ -52,7 +52,8 @@ def _named(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(file)
+        if error.errno is not None and error.filename is None:
+            error.filename = str(file)
         raise
 
 
@@ -79,7 +80,14 @@ def write_output(file: Path, text: str) -> None:
 
 
 def sha256(file: Path) -> str:
-    """Return the SHA-256 of a file's bytes, as 64 hexadecimal digits."""
+    """Return the SHA-256 of a file's bytes, as 64 hexadecimal digits.
+
+    That of a folder, which `save_to_disk` of datasets wrote, is of the names and the hashes of its Arrow files.
+    """
+    if file.is_dir():
+        parts = sorted(part for part in file.rglob("*.arrow") if not part.name.startswith(("cache-", "tmp")))
+        named = "".join(f"{part.relative_to(file)} {sha256(part)}\n" for part in parts)
+        return hashlib.sha256(named.encode()).hexdigest()
     with open(file, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

@@ -19,14 +19,32 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rlhf.data import columnar
 from rlhf.errors import UserError, no_such
-from rlhf.terminal import message_of
 
 MAX_LINE = 2**26  # bytes of one line, and so of one row: 64 MiB
 MAX_ARRAY = 2**31  # bytes of a file that is one JSON value, which is held in memory as a whole: 2 GiB
 MAX_INFLATION = 250  # times the size of a gzipped file, beyond the first GiB; dialogues are packed to a third or less
 FREE_INFLATION = 2**30
-PACKED = (b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")  # first bytes of zip, zstd, bzip2 and xz files
+BEGINNING = 512  # bytes that tell formats apart: a tar archive's mark stands behind a name
+OTHER_FORMATS = {  # what else data come in: place and bytes of its mark, and what to do
+    "a zip archive, or a spreadsheet": (0, b"PK\x03\x04", "unpack it, or save the sheet as CSV"),
+    "a zstd file": (0, b"\x28\xb5\x2f\xfd", "unpack it first"),
+    "a bzip2 file": (0, b"BZh", "unpack it first"),
+    "an xz file": (0, b"\xfd7zXZ", "unpack it first"),
+    "a 7z archive": (0, b"7z\xbc\xaf\x27\x1c", "unpack it first"),
+    "a rar archive": (0, b"Rar!", "unpack it first"),
+    "an lz4 file": (0, b"\x04\x22\x4d\x18", "unpack it first"),
+    "a tar archive": (257, b"ustar", "unpack it, and name the files in it"),
+    "an SQLite database": (0, b"SQLite format 3", "write its rows as JSON lines"),
+    "an HDF5 file": (0, b"\x89HDF", "write its rows as JSON lines"),
+    "an Avro file": (0, b"Obj\x01", "write its rows as JSON lines"),
+    "an ORC file": (0, b"ORC", "write its rows as JSON lines"),
+    "an array of numpy": (0, b"\x93NUMPY", "write its rows as JSON lines"),
+    "a pickle of Python, which may run code": (0, b"\x80", "write its rows as JSON lines"),
+    "a PDF": (0, b"%PDF", "write its text as JSON lines"),
+}
+DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}  # of tables, by what is likeliest
 CARRIAGE_RETURNS = "a carriage return inside of a line: end lines with a line feed (tr '\\r' '\\n')"
 
 
@@ -39,18 +57,22 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
 
     A source is `file:line`, or `file:row N` where rows are not lines. Raises UserError when the file cannot be read.
     """
+    if path.is_dir():
+        return columnar.folder_rows(path)
     first_bytes = _first_bytes(path)
     if not first_bytes:
         raise UserError(f"{path}: the file is empty; download or write it again")
     if first_bytes.startswith(b"version https://git-lfs"):
         raise UserError(f"{path}: a git-LFS pointer in place of the data; run 'git lfs pull' where it was cloned")
-    if first_bytes.startswith(PACKED):
-        raise UserError(f"{path}: an archive, or compressed other than by gzip; unpack it first")
-    if first_bytes.startswith(b"PAR1"):
-        return _parquet_rows(path)
+    _refuse_other_formats(path, first_bytes)
+    if columnar.is_columnar(first_bytes):
+        return columnar.columnar_rows(path, first_bytes)
     if path.suffix == ".parquet":
         raise UserError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
-    lines = _decode_lines(path, _lines(path, gzipped=first_bytes.startswith(b"\x1f\x8b")))
+    gzipped = first_bytes.startswith(b"\x1f\x8b")
+    if gzipped:
+        _refuse_other_formats(path, _inflated(path))
+    lines = _decode_lines(path, _lines(path, gzipped))
     first = next((line for line in lines if line[1].strip()), None)
     if first is None:
         return iter(())
@@ -71,7 +93,7 @@ def _first_bytes(path: Path) -> bytes:
         if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
             raise UserError(f"{path}: a pipe or a device, which may never end; write the rows to a file first")
         with path.open("rb") as file:
-            return file.read(64)
+            return file.read(BEGINNING)
     except FileNotFoundError:
         raise UserError(no_such("file", path, "check its path")) from None
     except IsADirectoryError:
@@ -80,6 +102,22 @@ def _first_bytes(path: Path) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except ValueError as error:
         raise UserError(f"{path}: cannot be read ({error}); check its name") from None
+
+
+def _refuse_other_formats(path: Path, first_bytes: bytes) -> None:
+    """Raise UserError for a file of another format, which its first bytes show."""
+    for name, (place, mark, way_out) in OTHER_FORMATS.items():
+        if first_bytes[place : place + len(mark)] == mark:
+            raise UserError(f"{path}: {name}; {way_out}")
+
+
+def _inflated(path: Path) -> bytes:
+    """Return the first bytes of a gzipped file, inflated; "" where it is damaged, which its lines will show."""
+    try:
+        with gzip.open(path) as file:
+            return file.read(BEGINNING)
+    except (OSError, EOFError, zlib.error):
+        return b""
 
 
 def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
@@ -250,15 +288,14 @@ def _place_of_repeated_key(text: str) -> str:
 def _delimiter(path: Path, first_line: str) -> str | None:
     """Return the delimiter of a table's cells, judged by the file's name or its first line; None if it is not a table.
 
-    A header is a line of at least two names, as `prompt,chosen,rejected` is.
+    A header is a line of at least two names, as `prompt,chosen,rejected` or `prompt;answer` is.
     """
-    for suffix, delimiter in ((".csv", ","), (".tsv", "\t")):
-        has_suffix = suffix in path.suffixes
+    for delimiter in DELIMITERS:
         cells = first_line.strip().split(delimiter)
-        header = len(cells) > 1 and all(re.fullmatch(r'"?[A-Za-z_][\w .-]*"?', cell) for cell in cells)
-        if (has_suffix and not first_line.lstrip().startswith(("{", "["))) or header:
+        if len(cells) > 1 and all(re.fullmatch(r'"?[A-Za-z_][\w .-]*"?', cell) for cell in cells):
             return delimiter
-    return None
+    named = next((delimiter for suffix, delimiter in ((".csv", ","), (".tsv", "\t")) if suffix in path.suffixes), None)
+    return None if first_line.lstrip().startswith(("{", "[")) else named
 
 
 def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) -> Iterator[tuple[str, object]]:
@@ -293,32 +330,6 @@ def _table_rows(path: Path, lines: Iterable[tuple[int, str]], delimiter: str) ->
     except csv.Error as error:
         if "new-line character" in str(error):
             raise UserError(f"{path}:{started}: {CARRIAGE_RETURNS}") from None
-        kind = "tab" if delimiter == "\t" else "comma"
-        raise UserError(f"{path}:{started}: not a table of {kind}-separated values ({error}); write it again") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the rows of a Parquet file. Raises UserError where it is damaged."""
-    import pyarrow  # slow to import, and only needed here
-    import pyarrow.parquet
-
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            repeated = next((name for name in names if names.count(name) > 1), None)
-            if repeated is not None:
-                raise UserError(f"{path}: the column {repeated[:40]!r} is there twice; rename one of them")
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}:row {number}", row
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{path}: Parquet file damaged after {number:,} rows ({message_of(error)}); download it again"
-        ) from None
-    except (ValueError, OverflowError) as error:  # years behind 9999, two fields of one name
-        raise UserError(
-            f"{path}: a row behind row {number:,} has a value that Python cannot hold ({message_of(error)}); write the "
-            "file again without that column"
+            f"{path}:{started}: not a table of values between {DELIMITERS[delimiter]} ({error}); write it again"
         ) from None

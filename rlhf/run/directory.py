@@ -300,7 +300,7 @@ class StageRun:
     def _changed(self, file: records.DataFile) -> bool:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""
         path = data_file(self.run_directory, file.name)
-        return path.is_file() and sha256(path) != file.sha256
+        return path.exists() and sha256(path) != file.sha256
 
 
 def _holds_no_work(folder: Path, logs: Collection[str]) -> bool:

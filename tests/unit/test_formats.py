@@ -3,21 +3,27 @@
 import bz2
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
+import pickle
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhf import files
 from rlhf.data import formats, raw
 from rlhf.data.formats import CHECK_ADVICE, CONVERT_ADVICE, RECIPE_ADVICE, read, read_hub
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
@@ -26,6 +32,17 @@ from rlhf.errors import UserError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SKIP = formats.RECIPE_ADVICE.skip
+
+
+def tar(content: bytes) -> bytes:
+    """An archive with one file in it."""
+    made = io.BytesIO()
+    with tarfile.open(mode="w", fileobj=made) as archive:
+        entry = tarfile.TarInfo("rows.jsonl")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    return made.getvalue()
+
 
 TEXT = {"text": "Rain fell.\n"}
 HH = {
@@ -323,17 +340,16 @@ def test_a_table_is_read_with_quotes_and_line_breaks_in_its_cells(write, name, c
         ("a.csv", "prompt,chosen,chosen\nHi,a,b\n", "a.csv:1: the column 'chosen' is named twice"),
         (
             "a.csv",
-            "question;answer\nHi, you;4\n",
-            "a.csv:1: one column, 'question;answer': columns must be separated by",
+            "question;the answer?\nHi, you;4\n",
+            "a.csv:1: one column, 'question;the answer?': columns must be separated by",
         ),
-        ("a.csv", "question\tanswer\nHi\t4\n", r"a.csv:1: one column, 'question\tanswer': columns must be"),
         ("a.jsonl", '{"prompt": "a", "prompt": "b", "response": "c"}\n', "a.jsonl:1: the key 'prompt' is given twice"),
         ("a.jsonl", '{"a": 1, "c": 2, "b": 3, "c": 4}', "a.jsonl:1: the key 'c' is given twice"),
         ("a.jsonl", '{"x": [{"b": 1, "b": 2}]}', "a.jsonl:1: the key 'b' is given twice"),
         ("a.json", '[\n{"a": 1, "a": 2}]', "a.json:row 1: the key 'a' is given twice"),
         ("a.jsonl", '{"prompt": "a"}\r{"prompt": "b"}\r', "a.jsonl:1: a carriage return inside of a line"),
         ("a.csv", "prompt,response\ra,b\rc,d\r", "a.csv:1: a carriage return inside of a line"),
-        ("a.tsv", 'prompt\tresponse\na\t"b" c\n', "a.tsv:2: not a table of tab-separated values"),
+        ("a.tsv", 'prompt\tresponse\na\t"b" c\n', "a.tsv:2: not a table of values between tabs"),
     ],
 )
 def test_what_a_reader_would_take_by_halves_is_refused(write, name, text, said):
@@ -348,7 +364,56 @@ def test_a_table_s_faults_are_named(write):
     rows = read(["a.csv"], on_bad_row="skip")
     assert [example.response for example in rows.examples] == ["Hello"]
     assert rows.report.left_out["empty"] == ("a.csv:4",)
-    assert refusal([write("b.csv", b'prompt,completion\nHi,"Hello\n')]).startswith("b.csv:2: not a table of comma-sep")
+    assert refusal([write("b.csv", b'prompt,completion\nHi,"Hello\n')]).startswith(
+        "b.csv:2: not a table of values between commas"
+    )
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt"])
+def test_a_header_says_what_parts_the_columns(write, delimiter, name):
+    text = delimiter.join(["prompt", "completion"]) + "\n" + delimiter.join(['"Hi; you, | all"', "Hello"]) + "\n"
+    rows = read([write(name, text.encode())])
+    assert [(row.prompt[0].content, row.response) for row in rows.examples] == [("Hi; you, | all", "Hello")]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("kind", ["stream", "file", "folder", "split", "empty"])
+def test_arrow_files_and_folders_of_save_to_disk_are_read(tmp_path, monkeypatch, kind, compression):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{n}?", "completion": "So."} for n in range(0 if kind == "empty" else 5)]
+    table = pyarrow.Table.from_pylist(rows, pyarrow.schema([("prompt", "string"), ("completion", "string")]))
+    if kind in ("folder", "split"):
+        saved = datasets.Dataset(table)
+        if kind == "split":
+            datasets.DatasetDict(train=saved).save_to_disk("a", num_shards={"train": 2})
+        else:
+            saved.save_to_disk("a", num_shards=2)
+        Path("a/cache-0.arrow").write_text("of a map")
+    else:
+        writer = pyarrow.ipc.new_file if kind == "file" else pyarrow.ipc.new_stream
+        options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+        with writer("a", table.schema, options=options) as file:
+            file.write_table(table, 2)
+    if kind == "empty":
+        assert "no rows" in refusal(["a"])
+        return
+    found = read(["a"])
+    assert [row.prompt[0].content for row in found.examples] == [row["prompt"] for row in rows]
+    assert found.examples[-1].source == ("a/train:row 5" if kind == "split" else "a:row 5")
+    assert found.report.files[0].sha256 == files.sha256(Path("a"))
+
+
+def test_what_looks_like_a_saved_set_is_named(tmp_path, monkeypatch, write):
+    monkeypatch.chdir(tmp_path)
+    saved = datasets.Dataset.from_list([{"prompt": "a", "completion": "b"}])
+    datasets.DatasetDict(train=saved, test=saved).save_to_disk("two")
+    assert refusal(["two"]) == "two: splits of a set, as save_to_disk writes them: name one, two/train, two/test"
+    (file,) = Path("two/test").glob("*.arrow")
+    file.write_bytes(file.read_bytes()[:-200])
+    assert refusal(["two/test"]).startswith("two/test: Arrow file damaged after 0 rows")
+    file.unlink()
+    assert "two/test: Arrow file damaged" in refusal(["two/test"])
 
 
 def test_pipes_and_devices_are_not_read(tmp_path):
@@ -631,10 +696,14 @@ def test_files_are_read_in_the_order_given(write):
         ("cut.json", b'[\n\n{"text": "a"},\n{"te', "cut.json:4: invalid JSON (", "if it ends early, download it again"),
         ("comma.json", b'[\n{"text": "a",}\n]', "comma.json:2: invalid JSON (", ": repair it there; if it ends early"),
         ("two.json", b'{\n"text": "a"\n}\n{\n"text": "b"\n}\n', "two.json:4: a second JSON value", "on each line, or"),
-        ("zip.jsonl", b"PK\x03\x04\x14\0", "zip.jsonl: an archive, or compressed other", "unpack it first"),
-        ("zstd.jsonl", b"\x28\xb5\x2f\xfd\x04", "zstd.jsonl: an archive, or compressed other", "unpack it first"),
-        ("a.jsonl.bz2", bz2.compress(lines(TEXT)), "a.jsonl.bz2: an archive, or compressed other", "unpack it first"),
-        ("a.jsonl.xz", lzma.compress(lines(TEXT)), "a.jsonl.xz: an archive, or compressed other", "unpack it first"),
+        ("zip.jsonl", b"PK\x03\x04\x14\0", "zip.jsonl: a zip archive, or a spreadsheet", "unpack it, or save"),
+        ("zstd.jsonl", b"\x28\xb5\x2f\xfd\x04", "zstd.jsonl: a zstd file", "unpack it first"),
+        ("a.jsonl.bz2", bz2.compress(lines(TEXT)), "a.jsonl.bz2: a bzip2 file", "unpack it first"),
+        ("a.jsonl.xz", lzma.compress(lines(TEXT)), "a.jsonl.xz: an xz file", "unpack it first"),
+        ("a.tar", tar(lines(TEXT)), "a.tar: a tar archive", "unpack it, and name the files in it"),
+        ("a.tar.gz", gzip.compress(tar(lines(TEXT))), "a.tar.gz: a tar archive", "unpack it, and name the files in it"),
+        ("a.pkl", pickle.dumps([TEXT]), "a.pkl: a pickle of Python, which may run code", "write its rows as JSON"),
+        ("a.npy", b"\x93NUMPY\x01\0", "a.npy: an array of numpy", "write its rows as JSON lines"),
         ("odd.json", b'{\n"rows": []\n}', "odd.json:row 1: the rows are under 'rows'", "on each line"),
         ("number.json", b"[]\n[]", "number.json:2: a second JSON value", "on each line, or"),
         (
@@ -677,7 +746,7 @@ def test_gzip_that_ends_early_or_is_damaged(write, policy):
 def test_missing_file_directory_and_no_files(write, tmp_path):
     assert refusal(["none.jsonl"]) == "none.jsonl: no such file; check its path"
     Path("folder").mkdir()
-    assert refusal(["folder"]) == "folder: a directory; name the files in it"
+    assert refusal(["folder"]) == "folder: a directory, and none that save_to_disk wrote; name the files in it"
     assert "name the files in data.files" in refusal([])
     assert "name the files in data.files" in refusal("a.jsonl")
     assert refusal([write("a.jsonl", lines(TEXT)) + "/b.jsonl"]).startswith("a.jsonl/b.jsonl: cannot be read")
