@@ -44,7 +44,7 @@ def seams() -> list[Seam]:
     from rlhf.evaluation.references import Overlap
     from rlhf.models import weights
     from rlhf.rollout.library_decoding import LibraryDecoding
-    from rlhf.stages.online.train_state import TrainState, Update
+    from rlhf.stages.online.train_state import TrainState
 
     return [
         Seam(tokenize, "words", _made_once, "the stand-in tokenizer is made once"),
@@ -53,7 +53,7 @@ def seams() -> list[Seam]:
         Seam(TrainState, "save", _left_out, "files take no memory of the device"),
         Seam(weights, "check_finite", _left_out, "adapters of zeros hold no NaN"),
         Seam(Overlap, "metrics", _on_device, "without an encoder the host compares texts"),
-        Seam(Update, "minibatches", _first, "further minibatches take no more memory"),
+        Seam(TrainState, "_minibatches", _first, "further minibatches take no more memory"),
         Seam(DataCollatorMixin, "__call__", _with_one_shorter, "a shorter row needs a mask"),
         Seam(LibraryDecoding, "__init__", _with_shorter_prompt, "a shorter prompt needs a mask"),
     ]
