@@ -7,7 +7,7 @@ from rlhf.data.fields import has_value, leaves, twins, words
 from rlhf.data.raw import Malformed
 
 SIDES = ("chosen", "rejected")
-_PLACES = {"rank", "ranks", "ranking", "place", "position"}  # 1 is the best
+_PLACES = {"rank", "ranks", "ranking", "rankings", "order", "place", "places", "position"}  # 1 is the best
 _MEASURES = {  # words of names that count or identify an answer, or say how bad it is: no rating, where more is better
     *("severity", "level", "toxicity", "toxic", "harm", "harmfulness", "error", "errors", "penalty", "refusal"),
     *("id", "ids", "uid", "idx", "index", "hash", "seed", "time", "date", "year", "temperature"),

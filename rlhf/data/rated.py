@@ -21,7 +21,7 @@ from rlhf.recipe.choices import RatedPairs
 from rlhf.terminal import counted
 
 _OTHER_ANSWERS = ("chosen", "rejected", "completion", "response", "output", "messages", "conversations")
-_AMBIGUOUS = {"ranking", "rankings", "order"}  # of lists: the place of each answer, or the answers by place
+_ORDERS = {"ranking", "rankings", "order"}  # of lists: the place of each answer, or the answers by place
 _READ = {*INPUT_COLUMNS, *CONTEXT, "system", "input"}
 _MEANS = ("fine", "avg", "average", "mean")  # of ratings of aspects: before an overall one
 
@@ -137,14 +137,30 @@ def _of_lists(row: Mapping[str, object], rating: str | None) -> Found | None:
             continue
         if not _is_answers(column, texts):
             continue
-        if unclear := [name for name in beside if not _AMBIGUOUS.isdisjoint(words(name))]:
+        if rating is None and (unclear := [name for name, places in beside.items() if _may_be_order(name, places)]):
             raise Malformed(
                 f"'{unclear[0]}' may hold the place of each answer, or the answers by place: write it as 'ranks', the "
-                "place of each answer, 1 for the best"
+                f"place of each answer, 1 for the best, or say that it is that: --set data.rating={unclear[0]} "
+                f"(`rlhf data …`: --rating {unclear[0]})"
             )
         items = [dict(zip(beside, row_numbers, strict=True)) for row_numbers in zip(*beside.values(), strict=True)]
         return [column, *beside], list(zip(texts, _ratings(items, rating), strict=True))
     return None
+
+
+def _may_be_order(name: str, places: Sequence[object]) -> bool:
+    """Return whether a list may name the answers from the best to the worst, and says another thing as their places.
+
+    `ranking` from 1 holds places, as `ranks` does; from 0 it may be an order of indices.
+    """
+    numbers = [number_or_none(place) for place in places]
+    start = min(number for number in numbers if number is not None)
+    if _ORDERS.isdisjoint(words(name)) or sorted(map(str, numbers)) != sorted(
+        str(start + n) for n in range(len(numbers))
+    ):
+        return False
+    inverse = [numbers.index(start + n) + start for n in range(len(numbers))]
+    return numbers != inverse and (start == 0 or "order" in words(name))
 
 
 def _is_answers(name: str, value: object) -> bool:

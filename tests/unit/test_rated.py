@@ -90,6 +90,9 @@ def test_without_a_rating_of_its_own_the_mean_of_the_aspects_rates_an_answer(tmp
             {"question": "Q?", "generations": ["a", "b", "c"], "scores": [0, 0.5, -1], "models": list("xyz")},
             ("b", "c", 1.5),
         ),
+        ({"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [3, 1, 2]}, ("b", "a", 2)),
+        ({"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [1, 0, 2]}, ("b", "c", 2)),
+        ({"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [2, 2, 1]}, ("c", "a", 1)),
         ({"prompt": "Q?", "candidates": ["a", "b"], "human_rating": ["4", "5"], "n_tokens": [9, 1]}, ("b", "a", 1)),
         (
             {"prompt": "Q?", "answers": [{"answer": "a", "rank": 2.0}, {"answer": "b", "rank": 1.0}], "turns": 1},
@@ -125,7 +128,7 @@ def test_lists_of_answers_with_ratings_or_places_are_read(tmp_path, row, pair):
     ("row", "reason"),
     [
         (
-            {"responses": ["a", "b"], "ranking": [2, 1]},
+            {"responses": ["a", "b", "c"], "ranking": [2, 0, 1]},
             "'ranking' may hold the place of each answer, or the answers by",
         ),
         ({"responses": ["a", "b"], "quality": [1, 2], "reward": [2, 1]}, "quality, reward may each be the rating"),
@@ -152,6 +155,11 @@ def test_what_is_not_clear_or_would_be_lost_is_refused(tmp_path, row, reason):
     else:
         with pytest.raises(UserError, match=rf"a\.jsonl:1: .*{reason}"):
             read(tmp_path, {"prompt": "Q?"} | row)
+
+
+def test_a_ranking_from_0_is_the_place_of_each_answer_where_it_is_named_so(tmp_path):
+    row = {"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [2, 0, 1]}
+    assert told(read(tmp_path, row, rating="ranking")) == [("b", "a", 2)]
 
 
 def test_rated_answers_are_prompts_alone_where_that_kind_is_named(tmp_path):
