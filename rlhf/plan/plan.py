@@ -15,7 +15,6 @@ from rlhf.plan.own_rows import OwnRows, Rows, read_rows
 from rlhf.plan.phases import (
     ON_HOST,
     Parts,
-    PeakPart,
     PredictedPhase,
     PredictedStage,
     PredictionError,
@@ -26,8 +25,6 @@ from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, Traini
 from rlhf.recipe.choices import Device
 from rlhf.recipe.published import Figure, VerdictWord, verdict_of
 from rlhf.terminal.wording import GB
-
-KEPT: tuple[PeakPart, ...] = ("base", "quantization", "adapters", "heads", "optimizer")  # from one step to the next
 
 
 @dataclass(frozen=True)
@@ -204,7 +201,7 @@ def _stage(
     rows = own.stages.get(stage) if own and stage in TRAINING_STAGES else None
     place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
     whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
-    server = server_bytes(loaded.recipe, stage, whole)
+    server = server_bytes(loaded.recipe, stage)
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
@@ -221,22 +218,14 @@ def _stage(
     )
 
 
-def server_bytes(recipe: Recipe, stage: StageName, whole: PredictedPhase) -> int:
-    """Return the bytes of a vLLM server on the run's own card beside what the stage needs.
-
-    A server that sleeps has left the card when the stage needs most. Awake it stands beside weights and states only, so
-    what it takes beyond the rest of that peak is counted. What it keeps asleep is not known, and is not counted.
-    """
+def server_bytes(recipe: Recipe, stage: StageName) -> int:
+    """Return the bytes of a vLLM server on the run's own card beside what the stage needs."""
     options = recipe.online().get(stage)
     if options is None or options.vllm_url is None:
         return 0
     from rlhf.rollout.vllm_command import bytes_on_card  # needs torch, which a plan from the cache does without
 
-    awake = bytes_on_card(recipe, options)
-    if not options.vllm_sleep:
-        return awake
-    kept = sum(whole.components.get(part, 0) for part in KEPT)
-    return max(0, awake - (whole.peak_bytes - kept))
+    return bytes_on_card(recipe, options)
 
 
 def _phase(phase: PredictedPhase) -> PlannedPhase:

@@ -37,10 +37,10 @@ class _Size(NamedTuple):
 
 
 class Yaml(yaml.SafeLoader):
-    """A loader of YAML 1.1 with four changes.
+    """A loader of YAML 1.1 with three changes.
 
-    1e-4 and -.5 are numbers; a date is text; keys are text and may not repeat; 1:30 and 010 are refused, since YAML
-    1.1 reads them as 90 and 8.
+    A number is written in decimals, 1e-4 and -.5 too, and 1:30, 010 and a date are text; keys are text and may not
+    repeat; sizes are bounded.
     """
 
     def __init__(self, text: str):
@@ -126,21 +126,13 @@ def _is_surrogate(character: str) -> bool:
 
 
 def _number(kind: str) -> Callable[[Yaml, yaml.ScalarNode], float]:
-    """Return a constructor of `kind` (int or float) that refuses long and ambiguous numbers."""
+    """Return a constructor of `kind` (int or float) that refuses long numbers."""
     construct: Callable[[Yaml, yaml.ScalarNode], float] = yaml.SafeLoader.yaml_constructors[_TAG + kind]
 
     def bounded(loader: Yaml, node: yaml.ScalarNode) -> float:
         if len(node.value) > MAX_DIGITS:
             raise _problem(f"a number of {len(node.value):,} characters; write it with {MAX_DIGITS} at most", node)
-        # YAML 1.1 reads 1:30 as 90 and 010 as 8.
-        if ":" in node.value or (kind == "int" and re.match(r"[-+]?0[0-9_]", node.value)):
-            base_60 = "a number to base 60; write a number without the colon"
-            meaning = base_60 if ":" in node.value else "an octal number; write a number without the leading 0"
-            raise _problem(f"{node.value} would be {meaning}, or put a text in quotes", node)
-        try:
-            return construct(loader, node)
-        except ValueError:  # 0b, 0x
-            raise _problem(f"{node.value} looks like a number and is none; put it in quotes", node) from None
+        return construct(loader, node)
 
     return bounded
 
@@ -150,12 +142,19 @@ Yaml.yaml_constructors = {
     **{_TAG + kind: _number(kind) for kind in ("int", "float")},
     **{_TAG + kind: _text for kind in ("str", "merge", "value")},
 }
+# A number is decimal; anything else, such as 1:30, 010 or a date, is text, which a key for numbers refuses.
 Yaml.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in patterns if tag != _TAG + "timestamp"]
+    first: [(tag, pattern) for tag, pattern in patterns if tag.removeprefix(_TAG) not in ("timestamp", "int", "float")]
     for first, patterns in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_FURTHER_FLOATS = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+|\.[0-9]+([eE][-+]?[0-9]+)?)$")  # 1e-4, -.5, .5e3
-Yaml.add_implicit_resolver(_TAG + "float", _FURTHER_FLOATS, list("-+.0123456789"))
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$")
+_EXPONENT = r"(?:[eE][-+]?[0-9]+)"
+_FLOAT = re.compile(
+    rf"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*{_EXPONENT}?|{_EXPONENT})|\.[0-9]+{_EXPONENT}?|\.(?:inf|Inf|INF))$"
+    r"|\.(?:nan|NaN|NAN)$"
+)
+Yaml.add_implicit_resolver(_TAG + "int", _INTEGER, list("-+0123456789"))
+Yaml.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
 
 
 def parse(text: str, source: str, lines: bool = True) -> JsonValue:

@@ -176,7 +176,6 @@ def _short_online(options: OnlineOptions) -> JsonObject:
         "per_device_train_batch_size": rows // 2 if is_divided else rows,
         "rollout_batch_size": RESPONSES // 2 if options.rollout_batch_size < options.batch_size else RESPONSES,
         "vllm_url": None,
-        "vllm_sleep": False,
         "max_samples": READ,
     }
     length = "max_completion_length" if isinstance(options, GroupOptions) else "response_length"

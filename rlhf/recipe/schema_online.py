@@ -44,7 +44,6 @@ class OnlineBase(Section):
     update_4bit: UpdateFourBit = "packed"  # unpacked: 4-bit weights are unpacked once for an update
     score_batch_size: BatchRows | None = None  # responses scored together; null: per_device_train_batch_size
     vllm_url: Name | None = None  # address of a vLLM server that samples (rlhf/rollout/vllm.py)
-    vllm_sleep: bool = False  # the server leaves the card to the run between samplings
     learning_rate: Rate
     lr_scheduler_type: Schedule
     warmup_steps: StepsOrZero
@@ -152,8 +151,6 @@ class OnlineBase(Section):
             )
         if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
             raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
-        if self.vllm_sleep and self.vllm_url is None:
-            raise ValueError("vllm_sleep needs vllm_url: it is about that server")
         if self.vllm_url is not None and self.old_logprobs == "rollout":
             raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
         if self.correction != "none" and self.old_logprobs == "rollout":

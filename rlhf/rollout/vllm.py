@@ -1,7 +1,7 @@
 """Client of a vLLM server that samples rollouts in place of `engine.sample`, over HTTP; without values.
 
 rlhf/rollout/vllm_command.py has the command that starts a server for a recipe; a run without one prints it. On the same
-card the server holds a second copy of the base, unless it sleeps between samplings.
+card the server holds a second copy of the base.
 
 The standard library sends these requests: adapters and sleep are calls of vLLM's own, which openai's client does not
 have, and a package less is needed.
@@ -33,42 +33,21 @@ TIMEOUT = 600  # seconds for one response
 class Client:
     """Client of the vLLM server at `url`, which follows one policy; `command()` is what starts such a server.
 
-    With `sleeps` the server sleeps whenever it has no adapter: its weights lie in host memory and it has no cache.
-
-    Raises Interrupted when the server cannot be reached or refuses, and UserError when it cannot sleep but should, or
-    answers in another form.
+    Raises Interrupted when the server cannot be reached or refuses, and UserError when it answers in another form.
     """
 
-    def __init__(self, url: str, command: Callable[[], str], sleeps: bool = False):
-        self.url, self._command, self._sleeps = url.rstrip("/"), command, sleeps
+    def __init__(self, url: str, command: Callable[[], str]):
+        self.url, self._command = url.rstrip("/"), command
         self._name = ""
         self._call("/v1/models")
-        if sleeps:
-            self._check_sleep_mode()
-            self._call("/sleep?level=1", {})  # one that sleeps already stays as it is
-
-    def _check_sleep_mode(self) -> None:
-        """Raise UserError unless the server can sleep: others may say that they do, and free nothing."""
-        try:
-            settings = self._call("/server_info?config_format=json")["vllm_config"]
-            can_sleep = settings["model_config"]["enable_sleep_mode"]
-        except (Interrupted, KeyError, TypeError):
-            can_sleep = False
-        if can_sleep is not True:
-            raise UserError(
-                f"vllm_sleep: the vLLM server at {self.url} has no sleep mode, which takes VLLM_SERVER_DEV_MODE=1 and "
-                f"--enable-sleep-mode; {self._hint()}"
-            )
 
     @contextmanager
     def adapter(self, folder: Path) -> Iterator[None]:
-        """Sample with the adapter in this folder, and wake a server that sleeps for it.
+        """Sample with the adapter in this folder.
 
         Its name is new each time: the server may still hold an adapter of a run that was killed, and it caches its
         computations for a prompt under the adapter's name.
         """
-        if self._sleeps:
-            self._call("/wake_up", {})
         self._name = f"policy-{uuid.uuid4().hex}"
         try:
             self._call("/v1/load_lora_adapter", {"lora_name": self._name, "lora_path": str(folder.resolve())})
@@ -80,12 +59,8 @@ class Client:
         self._release()
 
     def _release(self) -> None:
-        """Unload the adapter, and let a server that sleeps do so."""
-        try:
-            self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
-        finally:
-            if self._sleeps:
-                self._call("/sleep?level=1", {})
+        """Unload the adapter."""
+        self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
 
     def _hint(self) -> str:
         return f"start one with: `{self._command()}`"

@@ -39,11 +39,8 @@ def start_command(recipe: Recipe, options: OnlineOptions, base: str) -> str:
         *("--enable-lora", "--max-lora-rank", str(next((r for r in RANKS if r >= recipe.lora.r), RANKS[-1]))),
         *("--logprobs-mode", "processed_logprobs", "--gpu-memory-utilization", f"{memory_share(recipe, options):.2f}"),
         *("--max-model-len", str(length), "--max-num-batched-tokens", str(max(length, together))),
-        *(("--enable-sleep-mode",) if options.vllm_sleep else ()),
     ]
     settings = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": 1}
-    if options.vllm_sleep:
-        settings["VLLM_SERVER_DEV_MODE"] = 1
     if on_cpu and recipe.model.architecture:
         # Of its own accord that build gives the cache what its process leaves of the share, which may be nothing.
         settings["VLLM_CPU_KVCACHE_SPACE"] = math.ceil(cache_bytes(recipe.model.architecture, recipe, options) / 2**30)
@@ -63,7 +60,7 @@ def memory_share(recipe: Recipe, options: OnlineOptions) -> float:
 
 
 def bytes_on_card(recipe: Recipe, options: OnlineOptions) -> int:
-    """Return the bytes that the server of the printed command takes of the run's own card, awake.
+    """Return the bytes that the server of the printed command takes of the run's own card.
 
     0 without a server, for one on another machine, and without a card of known memory.
     """

@@ -1,6 +1,7 @@
 """YAML that is circular, tagged, too large or too deep is one line with file and line, soon and in little memory."""
 
 import json
+import math
 import os
 import time
 
@@ -52,14 +53,6 @@ BAD = {  # case -> text, line, part of the message
     "bomb-map": (MAPS, 5, "values"),
     "bomb-text": ('a: &a "' + "x" * 100_000 + '"\nb: [' + ", ".join(["*a"] * 1000) + "]", 2, "characters of text"),
     "long-number": ("a: " + "9" * 5000, 1, "a number of 5,000 characters"),
-    "base-60": ("a: 1:30", 1, "1:30 would be a number to base 60; write a number without the colon, or put a text"),
-    "octal": (
-        "a: 1\nb: -010",
-        2,
-        "-010 would be an octal number; write a number without the leading 0, or put",
-    ),
-    "octal-lone": ("a: 1_0\nb: 0_7", 2, "0_7 would be an octal number"),
-    "sexagesimal": ("a: " + ":".join(["1"] * 30_000), 1, "a number of"),
     "unfinished": ("a: [1, 2", 1, "not valid YAML"),
     "two-documents": ("a: 1\n---\nb: 2", 2, "not valid YAML"),
 }
@@ -84,7 +77,9 @@ def test_bad_yaml_is_one_line_with_its_place(case):
         ("a: 2020-01-01", {"a": "2020-01-01"}),  # a date is text
         ("2020-01-01: x", {"2020-01-01": "x"}),
         ("a: 1e-4", {"a": 1e-4}),
-        ("a: [0, 0.5, -0.1, 0x10]", {"a": [0, 0.5, -0.1, 16]}),
+        ("a: [0, 0.5, -0.1, 1_000, -7]", {"a": [0, 0.5, -0.1, 1000, -7]}),
+        ("a: [1:30, -010, 0_7, 0x10, 0b1, 1:30.5]", {"a": ["1:30", "-010", "0_7", "0x10", "0b1", "1:30.5"]}),  # text
+        ("a: [.inf, -.INF, 1., 1e5, 1.5e+3]", {"a": [math.inf, -math.inf, 1.0, 1e5, 1500.0]}),
         ("a: [00.5, .5, -.5, +.5, .5e3, -.5E-1, 08]", {"a": [0.5, 0.5, -0.5, 0.5, 500.0, -0.05, "08"]}),
         ("a: &x {b: 1}\nc: *x", {"a": {"b": 1}, "c": {"b": 1}}),
         ("a: &x {b: 1, d: 2}\nc: {<<: *x, b: 3}", {"a": {"b": 1, "d": 2}, "c": {"b": 3, "d": 2}}),

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
-from rlhf.plan.phases import Parts, PredictedPhase, Work
 from rlhf.plan.plan import Plan, PlannedPhase, PlannedStage, StageTime, server_bytes
 from rlhf.recipe import StageName
 from rlhf.rollout.vllm_command import start_command
@@ -114,20 +113,14 @@ GSM8K = recipe.load(Path(__file__).parents[2] / "recipes/4090-llama31-8b-gsm8k/v
         ({}, 0.0),
         ({"grpo.vllm_url": "http://elsewhere:8000"}, 0.0),
         ({"grpo.vllm_url": "http://127.0.0.1:8000"}, 1.0),  # of the share that the command names
-        ({"grpo.vllm_url": "http://127.0.0.1:8000", "grpo.vllm_sleep": True}, None),
     ],
 )
 def test_a_server_on_the_same_card_needs_its_share(changes, beside):
     changed = GSM8K.with_changes(changes)
-    base, states, update = 5 * 10**9, 10**9, 2 * 10**9
-    parts: Parts = {"base": base, "optimizer": states, "activations": update}
-    whole = PredictedPhase(base + states + update, parts, 0, Work())
     command = start_command(changed.recipe, changed.recipe.online()["grpo"], "base")
     share = float(command.partition("--gpu-memory-utilization ")[2].split()[0])
-    asleep = round(share * 25.7e9) - update  # awake it stands beside base and states, when there is no update
-    expected = asleep if beside is None else beside * share * 25.7e9
-    assert server_bytes(changed.recipe, "grpo", whole) == pytest.approx(expected, rel=1e-9)
-    assert server_bytes(changed.recipe, "sft", whole) == 0
+    assert server_bytes(changed.recipe, "grpo") == pytest.approx(beside * share * 25.7e9, rel=1e-9)
+    assert server_bytes(changed.recipe, "sft") == 0
 
 
 def test_a_stage_fits_with_its_server_or_not_at_all():

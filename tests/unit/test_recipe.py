@@ -69,7 +69,6 @@ def test_every_recipe_loads(directory):
         (lambda c: c["ppo"].update(keep_checkpoints=0), "ppo.keep_checkpoints = 0: input should be greater than 0"),
         (lambda c: c["ppo"].update(score_clip=float("inf")), "ppo.score_clip = inf: input should be a finite number"),
         (lambda c: c["sft"].update(weight_decay=float("nan")), "sft.weight_decay = nan: input should be"),
-        (lambda c: c["ppo"].update(vllm_sleep=True), "ppo: vllm_sleep needs vllm_url"),
         (lambda c: c["ppo"].update(vllm_url="localhost:8000"), "ppo: vllm_url: localhost:8000 must begin with http://"),
         (lambda c: c["ppo"].update(keep_checkpoints="some"), "input should be 'all', or a whole number"),
         (lambda c: c["tokenizer"].update(revision="a" * 40), "revision is set, but source is train: set source: hub"),

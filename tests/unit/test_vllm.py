@@ -28,7 +28,6 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
 from rlhf.rollout.vllm_command import start_command
 from rlhf.run.directory import StageRun
-from rlhf.stages import ppo
 from rlhf.stages.online import role_passes, session
 from rlhf.stages.online.served import check_served
 from rlhf.stages.online.session import Session
@@ -43,7 +42,7 @@ class Ids:
 
 
 class Fake(ThreadingHTTPServer):
-    """Answers with tokens that name the prompt, and keeps what it was asked. Asleep it takes no adapter or prompt."""
+    """Answers with tokens that name the prompt, and keeps what it was asked."""
 
     daemon_threads = True
 
@@ -53,8 +52,6 @@ class Fake(ThreadingHTTPServer):
         self.loaded: set[str] = set()
         self.known: set[str] = set()
         self.modes: set[int] = set()  # of the weights that were loaded
-        self.info: object = {"vllm_config": {"model_config": {"enable_sleep_mode": True}}}
-        self.asleep = False
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -69,15 +66,11 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.answer(200, self.server.info if self.path == "/server_info?config_format=json" else {"data": []})
+        self.answer(200, {"data": []})
 
     def do_POST(self):
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, content))
-        if self.path in ("/sleep?level=1", "/wake_up"):
-            self.server.asleep = self.path != "/wake_up"
-            return self.answer(200, {"status": "sleeping" if self.server.asleep else "awake"})
-        assert not self.server.asleep, "a server that sleeps leaves a request waiting"
         if self.path == "/v1/load_lora_adapter":
             if not (Path(content["lora_path"]) / "adapter_model.safetensors").is_file():
                 return self.answer(404, {"error": {"message": "No adapter found"}})
@@ -110,8 +103,8 @@ def fake():
     server.shutdown()
 
 
-def client_of(url: str, sleeps: bool = False) -> Client:
-    return Client(url, lambda: "vllm serve BASE", sleeps)
+def client_of(url: str) -> Client:
+    return Client(url, lambda: "vllm serve BASE")
 
 
 def test_responses_come_back_in_order_with_their_log_probabilities(fake, tmp_path):
@@ -161,11 +154,11 @@ def test_the_command_has_what_the_recipe_needs():
     assert given["--revision"] == loaded.recipe.model.revision
     assert int(given["--max-model-len"]) == options.max_prompt_length + options.response_length
     assert 16.4e9 / 25.7e9 < float(given["--gpu-memory-utilization"]) < 0.92
-    tiny = small(ppo__vllm_url="http://127.0.0.1:8123", ppo__vllm_sleep=True).recipe
-    assert "SLEEP" not in " ".join(words).upper() and "CPU" not in " ".join(words)
+    tiny = small(ppo__vllm_url="http://127.0.0.1:8123").recipe
+    assert "CPU" not in " ".join(words)
     words = start_command(tiny, tiny.options(recipe.Ppo), "folder/of a base").split()
     given = dict(itertools.pairwise(words))
-    assert {"VLLM_SERVER_DEV_MODE=1", "VLLM_CPU_KVCACHE_SPACE=1", "--enable-sleep-mode"} <= {*words}
+    assert "VLLM_CPU_KVCACHE_SPACE=1" in words
     assert given["--port"] == "8123" and given["--dtype"] == "float32" and "'folder/of" in words
     together = tiny.options(recipe.Ppo).rollout_batch_size * tiny.options(recipe.Ppo).max_prompt_length
     assert int(given["--max-num-batched-tokens"]) >= together, "the CPU build cannot split a prompt"
@@ -195,13 +188,13 @@ def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refuse
 
 
 def test_children_do_not_ask_what_sampled_a_parent(fake, trained, tmp_path, unchecked):
-    """But the stage itself goes on with the sampler it began with, and the way back can be typed."""
+    """But the stage itself goes on with the sampler it began with."""
     out = beside(trained, tmp_path, "pretrain", "sft", "rm")
     with_server = grouped("rloo", {"vllm_url": fake.url, "steps": 1, "save_steps": 1, "eval_steps": 1, "beta": 0.0})
     run_stages(with_server, out, "rloo")
     without = grouped("rloo", {"steps": 1, "save_steps": 1, "eval_steps": 1, "beta": 0.0})
     assert StageRun(out, without, "evaluate").parents.require("rloo")
-    with pytest.raises(UserError, match=r"made with rloo.vllm_url true .*--set rloo.vllm_url=ADDRESS"):
+    with pytest.raises(UserError, match=r"made with rloo.vllm_url true .*name .*/rloo as RUN"):
         run_stages(without, out, "rloo")
 
 
@@ -222,31 +215,6 @@ def test_ppo_samples_with_the_policy_of_each_step(fake, trained, tmp_path, umask
     assert all(row["rollout/logprob_diff_max"] > 0.1 for row in rows)  # that server says -0.5 to everything
     assert fake.modes == {0o644}, "a server of another user reads the adapters"
     assert not (out / "cpu-tiny/v1/ppo/sampling.tmp").exists()
-
-
-def test_the_server_sleeps_except_while_it_samples(fake, trained, tmp_path, monkeypatch, unchecked):
-    awake: list[bool] = []
-    update = ppo.Learner.update
-    monkeypatch.setattr(ppo.Learner, "update", lambda *given: noted(awake, not fake.asleep, update(*given)))
-    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
-    run_stages(small(ppo__vllm_url=fake.url, ppo__vllm_sleep=True, ppo__steps=2), out, "ppo")
-    assert awake == [False, False] and fake.asleep
-    asked = [path for path, _ in fake.asked if path != "/v1/completions"]
-    first, *rest = asked
-    a_step = ["/wake_up", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep?level=1"]
-    assert first == "/sleep?level=1" and rest == a_step * (len(rest) // 4) and len(rest) >= 8
-    assert run_stages(small(ppo__vllm_url=fake.url, ppo__steps=2), out, "ppo")["status"] == "done", "nothing to repeat"
-
-
-@pytest.mark.parametrize(
-    "info", [{"vllm_config": {"model_config": {"enable_sleep_mode": False}}}, {"data": []}, "text"]
-)
-def test_a_server_without_sleep_mode_is_refused(fake, info):
-    """vLLM without `--enable-sleep-mode` says that it sleeps, and frees nothing; without the other it has no answer."""
-    fake.info = info
-    with pytest.raises(UserError, match=r"vllm_sleep: .* has no sleep mode, .*; start one with: `vllm serve BASE`$"):
-        client_of(fake.url, sleeps=True)
-    assert not fake.asked, "it was not sent to sleep"
 
 
 def test_a_server_that_dies_leaves_a_run_that_says_how_it_goes_on(fake, trained, tmp_path, monkeypatch, unchecked):

@@ -1,6 +1,5 @@
 """GRPO and PPO that sample with a real vLLM server, started by the command that a run prints."""
 
-import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from rlhf.run.directory import StageRun
 from tests.helpers import GROUP, free_port, not_none, one_line_of, run_stages
 from tests.lines import read_intact_lines
 from tests.models import checkpoint, recipe_of
-from tests.vllm.server import answer, kill, serving
+from tests.vllm.server import kill, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -164,7 +163,6 @@ def refused(loaded: PinnedRecipe, out: Path) -> None:
 def test_a_run_whose_server_dies_ends_in_the_same_bytes_with_another(
     done, server, asking, printed, port, tmp_path, monkeypatch
 ):
-    """The other one has the endpoints for sleep too, but no sleep mode, as every CPU build."""
     seal = StageRun.seal_checkpoint
 
     def sealed_then_dead(self, step, folder):
@@ -178,17 +176,9 @@ def test_a_run_whose_server_dies_ends_in_the_same_bytes_with_another(
         run_stages(asking(port), out, "grpo")
     one_line_of(caught)
     monkeypatch.undo()
-    with serving(f"VLLM_SERVER_DEV_MODE=1 {printed}", port, tmp_path / "log"):
+    with serving(printed, port, tmp_path / "log"):
         run_stages(asking(port), out, "grpo", resume=True)
         assert same(out, done)
-        with pytest.raises(UserError, match="has no sleep mode"):
-            run_stages(asking(port, vllm_sleep=True), tmp_path / "refused", "grpo")
-        monkeypatch.setattr(Client, "_check_sleep_mode", lambda self: None)
-        run_stages(asking(port, vllm_sleep=True), tmp_path / "asleep", "grpo")
-        assert json.loads(not_none(answer(port, "/is_sleeping"))) == {"is_sleeping": True}
-        assert same(tmp_path / "asleep", done)
-    log = (tmp_path / "log").read_text(errors="replace")
-    assert len(re.findall(r"POST /wake_up HTTP/1.1\" 200", log)) == 4
 
 
 def same(out: Path, done: Path) -> bool:

@@ -168,7 +168,6 @@ def _few_online_steps(stage: StageName, options: OnlineOptions, steps: int) -> C
         "max_eval_samples": _evaluated(options),
         "max_samples": None,
         "vllm_url": None,
-        "vllm_sleep": False,
         "max_update_kl": None,
         # stand-in prompts have no answers; functions take no memory
         "reward_funcs": ["model" if options.model_scores else "length(most=1)"],

@@ -55,9 +55,7 @@ class Session:
         self.telemetry = Telemetry(device)
         self.rm_dir = run.parents.folder(RM)
         self.sampling = sampling_settings(options)
-        self.client = (
-            vllm.Client(options.vllm_url, self._server_command, options.vllm_sleep) if options.vllm_url else None
-        )
+        self.client = vllm.Client(options.vllm_url, self._server_command) if options.vllm_url else None
         self._server_is_checked = False
         self.tokenizer = load_tokenizer(run)
         self.prompts, self.reward_sum = self._read_prompts()
@@ -150,8 +148,6 @@ class Session:
             folder = self.run.path / "sampling.tmp"  # a name that a restart deletes, after a run that was killed
             try:
                 save_adapter(shared.peft, self.run, folder, adapter="policy")
-                if self.options.vllm_sleep and self.device.type == "cuda":
-                    torch.cuda.empty_cache()  # what torch keeps of the last update is the server's now
                 with self.client.adapter(folder):
                     rollout = self.client.sample(prompts, tokenizer, sampling, self.device)
             finally:
