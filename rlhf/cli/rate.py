@@ -1,7 +1,6 @@
 """`rlhf ab`, `rlhf judge` and `rlhf ratings`: commands that rate two policies' answers and export the ratings."""
 
 import json
-import os
 from pathlib import Path
 
 import click
@@ -113,7 +112,7 @@ def judge(
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
     paired = _pairs(choice, out, a, b)
-    endpoint = judging.Judge(url, model, os.environ.get("OPENAI_API_KEY", "").strip())
+    endpoint = judging.Judge(url, model)
     judging.run(endpoint, paired, limit=limit, at_once=parallel)
     show_summary(summarize(paired), paired.file)
 

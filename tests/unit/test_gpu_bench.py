@@ -482,7 +482,11 @@ def test_hours_are_measured_on_rows_of_usual_length():
 
 
 def test_a_speed_record_that_was_cut_off_does_not_hold(monkeypatch):
-    stage = {"step_seconds": {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4}, "peak_vram_bytes": 5, "phase_seconds": {}}
+    stage = {
+        "step_seconds": {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4},
+        "peak_vram_bytes": 5,
+        "phase_seconds": {},
+    }
     measured = {"shape": "longest", "ceilings": {"flops": 1.0, "bandwidth": 1.0}, "stages": {"sft": stage}}
     row = good_record("speed-h100", outcome="timed out", verdict=None, measured=measured)
     monkeypatch.setattr("rlhf.plan.predict.Predictor.predict", lambda *_: None)

@@ -16,6 +16,7 @@ OWN = {
     "recipe/stages.py": "the table",
     "recipe/schema_model.py": "model.source: pretrain",
     "recipe/schema_online.py": "loss_type: grpo",
+    "data/fields.py": "a word of a column's name",
     "objectives/choices.py": "loss_type: grpo",
     "objectives/groups.py": "loss_type: grpo",
 }
