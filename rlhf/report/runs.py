@@ -43,7 +43,7 @@ def load(run_directory: Path) -> RunRecords:
     summaries, damaged_summaries = _of_stages(run_directory, SUMMARY, Summary)
     problems = (*damaged_manifests.values(), *damaged_summaries.values())
     if not manifests:
-        missing = f"{run_directory}: no run there; `rlhf run STAGE` makes one, with folders named {', '.join(STAGES[:3])} …"
+        missing = f"{run_directory}: no run there; `rlhf run STAGE` makes one: folders named {', '.join(STAGES[:3])} …"
         raise UserError(problems[0] if problems else missing)
     return RunRecords(
         name="/".join(run_directory.resolve().parts[-3:]),

@@ -856,7 +856,7 @@ def test_on_a_phone_every_cell_is_in_sight(evaluated, chromium, tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no run there; `rlhf run STAGE` makes one, with folders named pretrain, sft, rm"):
+    with pytest.raises(UserError, match="no run there; `rlhf run STAGE` makes one: folders named pretrain, sft, rm"):
         report.write([tmp_path], tmp_path / "x.html")
 
 

@@ -6,6 +6,7 @@ import stat
 
 import click
 import pytest
+from click.parser import _OptionParser as OptionParser
 
 from rlhf import files
 from rlhf.cli import cli
@@ -13,7 +14,7 @@ from rlhf.cli.options import StrictCommand, listed
 from rlhf.process.sizes import size_in_bytes
 from rlhf.report import RunRecords
 from rlhf.report.data import quality_of
-from tests.helpers import RECIPE, rlhf
+from tests.helpers import RECIPE, noted, rlhf
 from tests.records import manifest_of
 
 LINE = json.dumps({"prompt": "Hi", "chosen": "yes it is", "rejected": "no"}) + "\n"
@@ -313,3 +314,14 @@ def test_every_command_refuses_repeated_options():
             yield from commands(command) if isinstance(command, click.Group) else [command]
 
     assert all(isinstance(command, StrictCommand) for command in commands(cli))
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "rm", "runs"), ("score", "rows.jsonl", "--hw", "cpu"), ("plan", "--hw", "4091")]
+)
+def test_arguments_are_parsed_once(command, monkeypatch, words):
+    parsed: list[list[str]] = []
+    parse = OptionParser.parse_args
+    monkeypatch.setattr(OptionParser, "parse_args", lambda self, args: parse(self, noted(parsed, list(args), args)))
+    command(*words)
+    assert parsed == [[*words], [*words[1:]]], "the group's, which names the command, and the command's own"
