@@ -21,11 +21,11 @@ def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tup
     written below `folder`.
     """
     run = StageRun(folder, loaded, "sft")
-    base = load_base(run, device)
+    base = load_base(run.base, device)
     first = run.path / "adapter"
     first.mkdir(parents=True)
     model = new_adapter(base, run.loaded.recipe.lora)
-    save_adapter(model, run, first)
+    save_adapter(model, run.base, first)
     shared = SharedBase(model.unload(), dict.fromkeys(ROLES, run.path), trainable=("policy", "value"))
     shared.roles.activate("policy")
-    return shared, load_tokenizer(run)
+    return shared, load_tokenizer(run.base)

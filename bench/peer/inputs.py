@@ -104,10 +104,10 @@ def write_files(asked: Asked) -> None:
     """Write base, prompts as token ids and settings of PPO below `files`, from the run of ours below `out`."""
     loaded, folder = recipes.load(Path(asked["recipe"]), asked["overrides"]), Path(asked["files"])
     recipe, run = loaded.recipe, StageRun(Path(asked["out"]), loaded, asked["stage"])
-    tokenizer, options = load_tokenizer(run), recipe.options(Ppo)
+    tokenizer, options = load_tokenizer(run.base), recipe.options(Ppo)
     corpus, _ = divide_rows(read_source(recipe, run.run_directory / "data"), recipe)
     prompts, _ = tokenizer.encode_prompts(corpus.prompts("ppo").train[: options.max_samples], options.max_prompt_length)
-    load_base(run, torch.device("cpu"), quantize=False).save_pretrained(folder / "base")
+    load_base(run.base, torch.device("cpu"), quantize=False).save_pretrained(folder / "base")
     tokenizer.hf.save_pretrained(folder / "base")
     settings: FileSettings = {
         "device": device_of(recipe).type,

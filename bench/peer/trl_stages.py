@@ -145,7 +145,7 @@ def main() -> None:
     loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
     stage, recipe = asked["stage"], loaded.recipe
     run = StageRun(Path(asked["out"]), loaded, stage)
-    device, tokenizer = set_up_torch(recipe), load_tokenizer(run)
+    device, tokenizer = set_up_torch(recipe), load_tokenizer(run.base)
     options = recipe.section(stage)
     assert isinstance(options, Dialogues | GroupOptions)
     kind, trainer = TRAINERS[stage]
@@ -160,7 +160,7 @@ def main() -> None:
     )
     clock = StepClock()
     task = "SEQ_CLS" if stage == "rm" else "CAUSAL_LM"
-    base = load_base(run, device, head="score" if stage == "rm" else "lm")
+    base = load_base(run.base, device, head="score" if stage == "rm" else "lm")
     base.config.pad_token_id = tokenizer.pad_id
     built = trainer(
         model=base,

@@ -1,8 +1,9 @@
-"""Reads, checks and divides the recipe's data, which every stage trains and is evaluated on."""
+"""Reads, checks and divides a recipe's data, which every stage trains and is evaluated on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.data.corpus import Corpus, Split
@@ -15,47 +16,41 @@ from rlhf.data.split import divide, row_key, shuffled
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.trainable import trainable
 from rlhf.errors import UserError
-from rlhf.process import distributed
 from rlhf.recipe import Data, Recipe
-from rlhf.run.directory import StageRun
-from rlhf.run.layout import MANIFEST
-from rlhf.run.reader import read
-from rlhf.run.records import DataFile, DataRead, Manifest
-from rlhf.terminal import counted, say
-from rlhf.terminal.progress import working
+from rlhf.run.records import DataFile, DataRead
+from rlhf.terminal import counted
 
 
-def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Corpus:
-    """Return the rows for a stage that has started. Their fingerprint goes into its manifest.
+class ReadCorpus(NamedTuple):
+    """The rows of a recipe, divided, and what is to be said of them."""
+
+    corpus: Corpus
+    facts: DataRead  # for manifest.json
+    notes: list[str]  # lines for the user
+
+
+def read_corpus(recipe: Recipe, root: Path, tokenizer: DialogueTokenizer | None = None) -> ReadCorpus:
+    """Read, check and divide a recipe's rows. Generated ones are kept in the folder `data` of `root`.
 
     With the `tokenizer` that writes them, rows that cannot be trained as written are bad rows. Raises UserError for bad
-    data, and when the stage's parents, or the run that it resumes, saw other data.
+    data.
     """
-    recipe = run.loaded.recipe
-    with working(f"{run.stage}: reading data"), distributed.main_first():
-        rows = read_source(recipe, run.run_directory / "data")
-        refused: list[str] = []
-        if tokenizer is not None:
-            rows, refused = trainable(rows, tokenizer, recipe.data.on_bad_row)
-        corpus, dropped = divide_rows(rows, recipe)
-    facts = _fingerprint(rows.report, corpus, run.run_directory)
+    rows = read_source(recipe, root / "data")
+    refused: list[str] = []
+    if tokenizer is not None:
+        rows, refused = trainable(rows, tokenizer, recipe.data.on_bad_row)
+    corpus, dropped = divide_rows(rows, recipe)
+    facts, notes = _fingerprint(rows.report, corpus, root), [*rows.report.notes]
     if recipe.data.drop is not None:
         facts = facts.model_copy(update={"dropped": dropped})
-        say(f"{run.stage}: data.drop left out {_counts(dropped) or 'nothing'}")
-    for note in rows.report.notes:
-        say(f"{run.stage}: {note}")
+        notes.insert(0, f"data.drop left out {_counts(dropped) or 'nothing'}")
     if facts.left_out:
-        say(f"{run.stage}: {rows.report.summary()}: {_first(facts.left_out)}")
+        notes.append(f"{rows.report.summary()}: {_first(facts.left_out)}")
     if refused:
         listed = [*facts.left_out, *refused]
         facts = facts.model_copy(update={"template": len(refused), "left_out": listed})
-        say(
-            f"{run.stage}: {counted(len(refused), 'row')} left out that cannot be trained as written: {_first(refused)}"
-        )
-    distributed.agree("data", facts.sha256)
-    _require_data_of_earlier_runs(run, facts.sha256)
-    run.describe(data=facts.model_dump(exclude_unset=True))
-    return corpus
+        notes.append(f"{counted(len(refused), 'row')} left out that cannot be trained as written: {_first(refused)}")
+    return ReadCorpus(corpus, facts, notes)
 
 
 def divide_rows(rows: ParsedRows, recipe: Recipe) -> tuple[Corpus, dict[str, int]]:
@@ -109,15 +104,15 @@ def _without_second(train: list[Row], seed: int, data: Data) -> tuple[list[Row],
     return divide(train, row_key, seed=seed, fraction=heldout + (1 - heldout) * data.second_rm_fraction)
 
 
-def _fingerprint(report: ReadReport, corpus: Corpus, run_directory: Path) -> DataRead:
+def _fingerprint(report: ReadReport, corpus: Corpus, root: Path) -> DataRead:
     """Return the facts of the data for manifest.json: files, counts, rows left out.
 
-    Files in `run_directory` are named relative to it, because it may move.
+    Files in `root` are named relative to it, because it may move.
     """
 
     def name(file: str) -> str:
         path = Path(file)
-        return str(path.relative_to(run_directory)) if path.is_relative_to(run_directory) else file
+        return str(path.relative_to(root)) if path.is_relative_to(root) else file
 
     facts = DataRead(
         sha256=recipes.content_hash([file.sha256 for file in report.files]),
@@ -133,15 +128,3 @@ def _fingerprint(report: ReadReport, corpus: Corpus, run_directory: Path) -> Dat
     )
     notes = {"notes": [*report.notes]} if report.notes else {}
     return facts.model_copy(update={**report.counts(), **notes})
-
-
-def _require_data_of_earlier_runs(run: StageRun, data_sha256: str) -> None:
-    """Raise UserError if the stage's parents, or the run that it resumes, saw other data."""
-    earlier = {run.path: run.resumed_data}
-    for parent in recipes.parents(run.loaded.recipe, run.stage):
-        folder = run.parents.folder(parent)
-        manifest = read(folder / MANIFEST, Manifest)
-        earlier[folder] = manifest.data if manifest else None
-    for path, data in earlier.items():
-        if data and data.sha256 != data_sha256:
-            raise UserError(f"the data has changed since {path} was made; choose another --out")

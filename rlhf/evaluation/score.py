@@ -72,8 +72,8 @@ class RewardModel:
         assert digest  # `finished_stages` has checked it
         self.digest = digest  # names the reward model in output files
         device = set_up_torch(recipe)
-        self.tokenizer = load_tokenizer(run)
-        self.shared = SharedBase(load_base(run, device), {"reference": stages.sft})
+        self.tokenizer = load_tokenizer(run.base)
+        self.shared = SharedBase(load_base(run.base, device), {"reference": stages.sft})
         self.shared.add_reward(stages.rm)
 
     def score(self, items: Sequence[Item]) -> tuple[list[ScoredItem], dict[str, int]]:

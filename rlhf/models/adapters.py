@@ -18,8 +18,8 @@ from rlhf.models.folders import share_weights
 from rlhf.models.loading import base_name
 from rlhf.models.precision import Model, computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
-from rlhf.recipe import Lora
-from rlhf.run.directory import StageRun
+from rlhf.process import distributed
+from rlhf.recipe import BaseSpec, Lora
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 
 ModelT = TypeVar("ModelT", bound=Model)
@@ -121,18 +121,19 @@ def without_input_casts(model: ModelT) -> ModelT:
 
 def save_adapter(
     model: PeftModel,
-    run: StageRun,
+    spec: BaseSpec,
     folder: Path,
     adapter: str = "default",
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on the run's base.
+    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on its base, `spec`.
 
-    `weights`: the model's weights by name, if the model itself does not hold them whole.
+    Of several processes one writes. `weights`: the model's weights by name, if the model itself does not hold them
+    whole.
     """
-    if not run.is_main:
+    if distributed.rank():
         return
-    base, revision = base_name(run), run.loaded.recipe.model.revision
+    base, revision = base_name(spec), spec.model.revision
     weights = weights or dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
     state = get_peft_model_state_dict(model, state_dict=weights, adapter_name=adapter)
     model.peft_config[adapter].save_pretrained(str(folder))

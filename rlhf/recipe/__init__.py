@@ -4,6 +4,7 @@ A recipe decides a run's outcome together with the defaults of keys that it leav
 rlhf/recipe/schema.py and its neighbours have the keys.
 """
 
+from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.chain import changed_settings, comparable, deciding_settings, differences, parents, stages_before
 from rlhf.recipe.folders import (
     available,
@@ -77,6 +78,7 @@ __all__ = [
     "TRAINING_STAGES",
     "Additions",
     "Architecture",
+    "BaseSpec",
     "Changes",
     "Data",
     "Dialogues",

@@ -10,12 +10,14 @@ typing error that would otherwise hang, fill the memory or crash a library. docs
 """
 
 import math
+from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from rlhf.errors import UserError
 from rlhf.objectives.choices import DpoLoss
+from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.bounds import (
     BatchRows,
     Decay,
@@ -414,6 +416,10 @@ class Recipe(Section):
     def processes(self, stage: StageName) -> int:
         """Return the number of processes that work on a stage."""
         return self.hardware.count if stage in TRAINING_STAGES else 1
+
+    def base(self, pretrained: Path | None = None) -> BaseSpec:
+        """Return what loading the base needs to know. `pretrained`: the folder of the stage pretrain's model."""
+        return BaseSpec(self.model, self.tokenizer, pretrained, self.seed, self.hardware.trunk, self.lengths())
 
     def lengths(self) -> dict[str, int]:
         """Return the length in tokens of each stage's longest sequence, by the keys that set it."""

@@ -56,11 +56,11 @@ class Speaker:
         self.options = recipe.evaluate
         self.cut = False  # whether a conversation was cut, and this was said
         device = set_up_torch(recipe)
-        self.tokenizer = load_tokenizer(run)
+        self.tokenizer = load_tokenizer(run.base)
         if folder is not None and stage == MERGE:
             self.model: Any = load_merged(folder / MODEL, device)
         else:
-            self.model = load_base(run, device)
+            self.model = load_base(run.base, device)
             if folder is not None:
                 self.model = attach_adapter(self.model, folder)
         self.model.generation_config = GenerationConfig()  # a hub model may bring a penalty, with which none trained

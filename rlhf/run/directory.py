@@ -23,7 +23,7 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, finite, free_name, sha256, sync_tree, write_json
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import PRETRAIN, BaseSpec, PinnedRecipe, StageName
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import Checkpoints, checkpoint_step
 from rlhf.run.comparisons import comparable_values, comparison, figures
@@ -35,7 +35,7 @@ from rlhf.run.finished import (
     result_files,
     result_hash,
 )
-from rlhf.run.layout import FINDINGS, MANIFEST, RESULT_FOLDERS, SUMMARY
+from rlhf.run.layout import FINDINGS, MANIFEST, MODEL, RESULT_FOLDERS, SUMMARY
 from rlhf.run.lock import locked, make_run_directory
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.packages import package_versions
@@ -74,6 +74,11 @@ class StageRun:
         self._manifest: dict[str, object] = {}
         self._started = time.monotonic()
         self._spent = 0.0  # seconds up to the checkpoint that this run resumes from
+
+    @property
+    def base(self) -> BaseSpec:
+        """Return what loading the base of this run needs to know."""
+        return self.loaded.recipe.base(self.parents.folder(PRETRAIN) / MODEL)
 
     # -- before the stage ------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from peft import PeftModel
 from trl import DPOConfig, DPOTrainer
 
 from rlhf.data.batch import Rollout, collate
-from rlhf.data.load import load_corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.evaluation.policies import gains_over_start, sample_of
@@ -27,6 +26,7 @@ from rlhf.process import distributed
 from rlhf.recipe import Dpo, SharedRole
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
+from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
 from rlhf.stages.supervised.policy import Measuring, measure_against_start, policy_at_its_start
@@ -41,7 +41,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.options(Dpo)
     telemetry = Telemetry(device)
 
-    tokenizer = load_tokenizer(run)
+    tokenizer = load_tokenizer(run.base)
     corpus = load_corpus(run, tokenizer)
     split = corpus.preferences("dpo")
     pairs = stage_pairs(run, tokenizer, split, options)
@@ -80,7 +80,7 @@ def _fit(
         with telemetry.phase("evaluate"):
             evaluate = _Validation(model, pairs.validation, tokenizer.pad_id, options)
     weights = train(trainer, run, telemetry, pairs.lengths(), evaluate, pairs=True)
-    save_adapter(model, run, run.path / ADAPTER, weights=weights)
+    save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rlhf.data.corpus import Corpus, Prompt
-from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import DialogueTokenizer
@@ -49,6 +48,7 @@ from rlhf.recipe import (
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.outcomes import RewardModelFigures
+from rlhf.stages.corpus import load_corpus
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_sum import ByName, RewardSum, total_figures
 from rlhf.stages.result import Result
@@ -65,7 +65,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.evaluate
     telemetry = Telemetry(device)
 
-    tokenizer = load_tokenizer(run)
+    tokenizer = load_tokenizer(run.base)
     corpus = load_corpus(run, tokenizer)
     trained = run.parents.trained_policies()
     prompts, reward_sums = _prompts_and_rewards(run, corpus, tokenizer, trained)
@@ -117,7 +117,7 @@ def _load_roles(run: StageRun, device: torch.device, trained: Sequence[PolicyNam
         "reference": run.parents.start(),
         **{stage: run.parents.folder(stage) for stage in trained},
     }
-    shared = SharedBase(load_base(run, device), roles, lean=run.loaded.recipe.hardware.trunk == "lean")
+    shared = SharedBase(load_base(run.base, device), roles, lean=run.loaded.recipe.hardware.trunk == "lean")
     add_reward_models(shared, run)
     return shared
 

@@ -13,7 +13,6 @@ import torch
 from peft import PeftModel
 from trl import KTOConfig, KTOTrainer
 
-from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
@@ -26,6 +25,7 @@ from rlhf.process import distributed
 from rlhf.recipe.schema import Kto
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
+from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.policy import Measuring, measure_against_start, policy_at_its_start
 from rlhf.stages.supervised.trainer import EncodedRowsTrainer
@@ -46,7 +46,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.options(Kto)
     telemetry = Telemetry(device)
 
-    tokenizer = load_tokenizer(run)
+    tokenizer = load_tokenizer(run.base)
     corpus = load_corpus(run, tokenizer)
     split = corpus.judged(run.stage)
     shuffled = random.Random(recipe.seed).sample(split.train, len(split.train))  # both sides of a pair come together
@@ -108,7 +108,7 @@ def _fit(
             evaluate = _Validation(model, validation, tokenizer.pad_id, options) if validation else None
     lengths = [len(judged.row.prompt) + len(judged.row.response) for judged in training]
     weights = train(trainer, run, telemetry, lengths, evaluate)
-    save_adapter(model, run, run.path / ADAPTER, weights=weights)
+    save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
     with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out answers"):
         return {f"heldout_{name}": value for name, value in final().items()}

@@ -7,7 +7,6 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.corpus import Corpus
-from rlhf.data.load import load_corpus
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models.folders import share_weights
@@ -19,6 +18,7 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Merge, Recipe
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
+from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 
@@ -33,12 +33,12 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     if device.type == "cuda":
         device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
     telemetry = Telemetry(device)
-    tokenizer = load_tokenizer(run)
+    tokenizer = load_tokenizer(run.base)
     texts = _heldout(tokenizer, load_corpus(run, tokenizer), recipe, device)
 
     with telemetry.phase("merge"):
         # Merging into 4-bit weights would round the adapter away, so 16-bit ones are merged.
-        base = load_base(run, device, quantize=False)
+        base = load_base(run.base, device, quantize=False)
         if options.base == "dequantized":
             round_to_nf4(base)
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes

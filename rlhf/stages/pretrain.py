@@ -8,7 +8,6 @@ import torch
 from transformers import DataCollatorForLanguageModeling, TrainingArguments
 
 from rlhf.data import tokenize
-from rlhf.data.load import load_corpus
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.models.folders import share_weights
@@ -16,6 +15,7 @@ from rlhf.models.loading import new_base
 from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
+from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.stages.supervised.training import arguments, rows_to_dataset, train

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from trl import RewardConfig, RewardTrainer
 
-from rlhf.data.load import load_corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import DialogueTokenizer
@@ -27,6 +26,7 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Rm
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
+from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
 from rlhf.stages.supervised.trainer import RunTrainer
@@ -42,13 +42,13 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.options(Rm, run.stage)
     telemetry = Telemetry(device)
 
-    tokenizer = load_tokenizer(run)
+    tokenizer = load_tokenizer(run.base)
     split = load_corpus(run, tokenizer).preferences(run.stage)
     pairs = stage_pairs(run, tokenizer, split, options)
 
     torch.manual_seed(recipe.seed_of(run.stage))  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
-        base = load_base(run, device, head="score")
+        base = load_base(run.base, device, head="score")
         base.config.pad_token_id = tokenizer.pad_id
         model = reward_from_sft(base, recipe.lora, run.parents.start())
 
@@ -60,7 +60,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
     trainer = _new_trainer(run, model, tokenizer, pairs.training)
     weights = train(trainer, run, telemetry, pairs.lengths(), evaluate)
-    save_adapter(model, run, run.path / ADAPTER, weights=weights)
+    save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
 
     with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out pairs"):
         chosen, rejected = _scores(model, tokenizer, pairs.heldout, options)

@@ -21,6 +21,7 @@ from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without
 from rlhf.recipe import (
     EVALUATE,
     MODEL_REWARD,
+    PRETRAIN,
     STAGE_TABLE,
     Evaluate,
     OnlineOptions,
@@ -157,6 +158,7 @@ def _prepare_and_run(
 ) -> tuple[Result, int | None]:
     """Run the stage's own code. Return its result and the predicted bytes of its peak."""
     run_stage = import_stage(run.stage)
+    from rlhf.models import loading
     from rlhf.observe.device import device_facts
     from rlhf.process.torch_setup import set_up_torch
 
@@ -175,6 +177,8 @@ def _prepare_and_run(
     with tracking.trackers(reporters, run.path, project, name, config, first_step) as logs:
         checks = LiveChecks(run, stop_on)
         run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
+        if run.stage != PRETRAIN and (record := loading.conversion_of(run.base)):
+            run.describe(base=record.plain())
         result = run_stage(run, device)
     return result, predicted
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from trl import SFTConfig, SFTTrainer
 
 from rlhf.data.corpus import Prompt, Split
-from rlhf.data.load import load_corpus
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
@@ -26,6 +25,7 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
+from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.forward import IGNORED
 from rlhf.stages.supervised.trainer import RunTrainer
@@ -50,7 +50,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = recipe.options(Sft)
     telemetry = Telemetry(device)
 
-    tokenizer = load_tokenizer(run)
+    tokenizer = load_tokenizer(run.base)
     corpus = load_corpus(run, tokenizer)
     demonstrations = corpus.demonstrations()
     rows = _encoded_rows(run, tokenizer, demonstrations)
@@ -58,7 +58,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
-        base = load_base(run, device)
+        base = load_base(run.base, device)
         check_sampling(base, tokenizer)
         model = new_adapter(base, recipe.lora)
 
@@ -81,7 +81,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         processing_class=tokenizer.hf,
     )
     weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in rows.training], evaluate)
-    save_adapter(model, run, run.path / ADAPTER, weights=weights)
+    save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
     perplexity_after, answers_after = measure()
 
     prompt_texts = [tokenizer.prompt_text(prompt) for prompt in prompts]

@@ -53,7 +53,7 @@ def test_every_stage_runs(trained, tmp_path, kind):
 def merged_answers_as_the_adapter(run: StageRun, folder: Path) -> None:
     device = torch.device("cpu")
     ids = torch.arange(5, 25)[None]
-    adapted = attach_adapter(load_base(run, device), folder / "ppo").eval()
+    adapted = attach_adapter(load_base(run.base, device), folder / "ppo").eval()
     merged = load_merged(folder / "merge" / "model", device).eval()
     with torch.no_grad():
         torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)

@@ -45,8 +45,8 @@ def said(done, monkeypatch, capsys, text: str, *options: str) -> tuple[int, str,
 def test_the_likeliest_answer_is_the_one_that_evaluation_would_sample(done, monkeypatch, capsys, stage):
     loaded = small(merge__stage="sft")
     run = StageRun(done, loaded, "evaluate")
-    tokenizer = load_tokenizer(run)
-    shared = SharedBase(load_base(run, torch.device("cpu")), {"reference": run.run_directory / "sft"})
+    tokenizer = load_tokenizer(run.base)
+    shared = SharedBase(load_base(run.base, torch.device("cpu")), {"reference": run.run_directory / "sft"})
     shared.roles.activate("reference")
     ids, _ = tokenizer.encode_prompts([(Message("user", "hello there"),)], 64)
     rollout = sample(shared.base, ids, tokenizer, Sampling(64, 9, temperature=0.0, batch_size=1))

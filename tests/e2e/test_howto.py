@@ -58,6 +58,13 @@ def test_the_page_s_python_runs_a_stage_and_loads_its_adapter(trained, tmp_path,
     assert float(kl) >= 0 and rank == "4"
 
 
+def test_the_page_s_python_samples_from_a_base_without_a_run(trained, monkeypatch, capsys):
+    monkeypatch.chdir(trained)
+    code = example("base").replace("runs/python/cpu-tiny/v2", "cpu-tiny/v1")
+    exec(compile(code, "docs/code.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
 @pytest.mark.slow
 def test_a_row_format_of_its_own_is_recognised_and_read(changed, tested):
     rows = changed / "turns.jsonl"

@@ -102,7 +102,7 @@ def test_flash_attn_says_where_it_can_run(trained, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     loaded = pretrained(trained, tmp_path, hardware__device="cuda", model__dtype="bfloat16", **changes)
     with pytest.raises(UserError, match=r"needs flash_attn .*: pip install '\.\[flash\]' --no-build-isolation, or use"):
-        load_base(StageRun(tmp_path, loaded, "sft"), torch.device("cpu"))
+        load_base(StageRun(tmp_path, loaded, "sft").base, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_checkpoint_without_all_its_weights_is_refused(trained, tmp_path, chan
     loaded = pretrained(trained, tmp_path, model__name=broken)
     heads: dict[str, ModelHead] = {"sft": "lm", "rm": "score"}
     with pytest.raises(UserError, match=said):
-        load_base(StageRun(tmp_path, loaded, stage), torch.device("cpu"), head=heads[stage])
+        load_base(StageRun(tmp_path, loaded, stage).base, torch.device("cpu"), head=heads[stage])
 
 
 def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(trained, tmp_path):
@@ -173,7 +173,7 @@ def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(traine
     shape = architecture.model_dump() | {"vocab_size": 300}
     loaded = pretrained(trained, tmp_path, model__architecture=shape)
     with pytest.raises(UserError, match=r"has 400 entries, model\.architecture\.vocab_size is only 300"):
-        load_tokenizer(StageRun(tmp_path, loaded, "sft"))
+        load_tokenizer(StageRun(tmp_path, loaded, "sft").base)
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------
@@ -273,14 +273,14 @@ def test_an_end_token_that_is_no_id_is_refused(trained, tmp_path, ids):
     base = with_end_ids(trained, tmp_path / "base", ids)
     run = StageRun(tmp_path, pretrained(trained, tmp_path, model__name=str(base)), "sft")
     with pytest.raises(UserError, match=r"base: eos_token_id in generation_config\.json is .*: correct it or leave it"):
-        load_base(run, torch.device("cpu"))
+        load_base(run.base, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("ids", "found"), [("[2, 5, -1, 1000000]", {2, 5}), ("null", set()), ("2", {2})])
 def test_end_tokens_that_cannot_be_sampled_are_ignored(trained, tmp_path, ids, found):
     base = with_end_ids(trained, tmp_path / "base", ids)
     run = StageRun(tmp_path, pretrained(trained, tmp_path, model__name=str(base)), "sft")
-    assert end_ids(load_base(run, torch.device("cpu")), "base") == found
+    assert end_ids(load_base(run.base, torch.device("cpu")), "base") == found
 
 
 def test_with_several_visible_cards_a_stage_uses_one(trained, tmp_path, monkeypatch):
@@ -311,5 +311,5 @@ def test_with_several_visible_cards_a_stage_uses_one(trained, tmp_path, monkeypa
 @pytest.mark.parametrize("head", ["lm", "reward"])
 def test_a_loaded_checkpoint_says_on_which_device_it_is(trained, tmp_path, head):
     """Trainer reads it; without an index, which Trainer would take for its own first card."""
-    base = load_base(StageRun(tmp_path, pretrained(trained, tmp_path), "sft"), torch.device("cpu"), head)
+    base = load_base(StageRun(tmp_path, pretrained(trained, tmp_path), "sft").base, torch.device("cpu"), head)
     assert base.hf_device_map == {"": torch.device("cpu")}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlhf.data.corpus import Corpus
-from rlhf.data.load import load_corpus
 from rlhf.data.rows import PromptOnly
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
+from rlhf.stages.corpus import load_corpus
 from tests.helpers import TWO_STEPS, content_of, run_stages, small
 
 WORDS = ["red", "green", "blue", "warm", "cold", "salt", "sugar", "stone", "river", "cloud", "small", "large"]

@@ -34,7 +34,7 @@ def test_what_is_in_the_way_is_said(trained, tmp_path):
     assert architecture
     described = recipe_for(folder, trained, model__architecture=architecture.model_dump())
     with pytest.raises(UserError, match=r"is a qwen3 model: .*rlhf new.*model\.architecture=null.*docs/own-model\.md"):
-        load_base(StageRun(tmp_path / "other", described, "sft"), torch.device("cpu"))
+        load_base(StageRun(tmp_path / "other", described, "sft").base, torch.device("cpu"))
 
 
 def test_the_walk_on_the_page_names_the_folder_that_is_written():
@@ -54,12 +54,12 @@ def test_the_snippets_on_the_page_give_the_models_own_answer(trained, tmp_path, 
     names: dict[str, Any] = {}
     exec(hh.replace("cpu-tiny/v2", "cpu-tiny/v1"), names)  # of the version that the tests train
     assert capsys.readouterr().out == names["text"] + "\n"
-    tokenizer = load_tokenizer(StageRun(out, small(), "ppo"))
+    tokenizer = load_tokenizer(StageRun(out, small(), "ppo").base)
     said = (Message("user", "What kind of thing is a lemon?"),)
     assert names["ids"][0].tolist() == tokenizer.encode_prompts([said], 512)[0][0]
     assert names["ids"][0].tolist().count(tokenizer.hf.bos_token_id) == 1
 
-    tokenizer = load_tokenizer(StageRun(out, recipe_for(checkpoint(tmp_path / "model", "qwen3"), trained), "ppo"))
+    tokenizer = load_tokenizer(StageRun(out, recipe_for(checkpoint(tmp_path / "model", "qwen3"), trained), "ppo").base)
     for bos, written in ((None, TEMPLATE), ("<bos>", TEMPLATE), ("<bos>", "{{ bos_token }}" + TEMPLATE)):
         tokenizer.hf.bos_token, tokenizer.hf.chat_template = bos, written
         names = {"tokenizer": tokenizer.hf}

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from rlhf import report
-from rlhf.data.load import load_corpus
 from rlhf.data.split import conversation_key
 from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import StageRun
+from rlhf.stages.corpus import load_corpus
 from tests.helpers import TWO_STEPS, beside, content_of, run_stages, small
 from tests.lines import read_intact_lines
 

@@ -79,7 +79,7 @@ def test_policy_and_reference_say_what_the_base_says(trained, tmp_path, trunk):
     run.path.mkdir(parents=True)
     shared = Session(run, torch.device("cpu"), run.loaded.recipe.online()["ppo"]).shared
     ids = torch.randint(10, 300, (3, 9), generator=torch.Generator().manual_seed(0))
-    base = load_base(run, torch.device("cpu"))
+    base = load_base(run.base, torch.device("cpu"))
     with torch.no_grad():
         expected = base.get_decoder()(input_ids=ids).last_hidden_state
         for role in ("policy", "reference", "base"):

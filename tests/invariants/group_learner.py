@@ -28,7 +28,7 @@ def new_learner(run: StageRun, stage: StageName, lean: bool = False, **changes: 
     """A policy that has moved away from its reference."""
     torch.manual_seed(0)
     sft = run.parents.require("sft")
-    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
+    shared = SharedBase(load_base(run.base, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
     learner = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
     with torch.no_grad():
         for weight in learner.state.parameters("policy"):

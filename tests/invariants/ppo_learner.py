@@ -35,7 +35,7 @@ def options(**changes) -> Ppo:
 def roles(run: StageRun, lean: bool = False) -> SharedBase:
     torch.manual_seed(0)
     sft = run.parents.require("sft")
-    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
+    shared = SharedBase(load_base(run.base, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
     shared.add_reward(run.parents.require("rm"))
     return shared
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlhf.data.load import load_corpus
 from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
 from rlhf.evaluation import policies
@@ -17,6 +16,7 @@ from rlhf.recipe import Rm
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages import rm
+from rlhf.stages.corpus import load_corpus
 from rlhf.stages.online import session
 from rlhf.stages.online.checkpoints import best_step
 from rlhf.stages.supervised import pairs as training_pairs

@@ -48,12 +48,12 @@ def logits_of(model: Any) -> Tensor:
 
 def sft(run: StageRun, **lora: Any) -> tuple[Any, Callable[[], Tensor]]:
     """The model of SFT, DPO and KTO, and its forward pass."""
-    model = new_adapter(load_base(run, CPU), run.loaded.recipe.lora.model_copy(update=lora))
+    model = new_adapter(load_base(run.base, CPU), run.loaded.recipe.lora.model_copy(update=lora))
     return model, lambda: logits_of(model)
 
 
 def rm(run: StageRun) -> tuple[Any, Callable[[], Tensor]]:
-    base: Any = load_base(run, CPU, head="score")
+    base: Any = load_base(run.base, CPU, head="score")
     base.config.pad_token_id = 0
     model = reward_from_sft(base, run.loaded.recipe.lora, None)
     return model, lambda: logits_of(model)
@@ -62,7 +62,7 @@ def rm(run: StageRun) -> tuple[Any, Callable[[], Tensor]]:
 def online(run: StageRun) -> tuple[Any, Callable[[], Tensor]]:
     """The roles of PPO, RLOO and GRPO: a policy whose adapter has dropout, as that of SFT may have."""
     adapter = sft(run, lora_dropout=0.3)[0].peft_config["default"]
-    shared = SharedBase(load_base(run, CPU), {"policy": adapter}, trainable=("policy",))
+    shared = SharedBase(load_base(run.base, CPU), {"policy": adapter}, trainable=("policy",))
 
     def hidden() -> Tensor:
         with shared.role("policy"):
@@ -80,8 +80,8 @@ def lean(run: StageRun) -> tuple[Any, Callable[[], Tensor]]:
 
 def pretrain(run: StageRun) -> tuple[Any, Callable[[], Tensor]]:
     """The model that is drawn for a recipe that asks for dropout itself, like the checkpoint."""
-    tokenizer = load_tokenizer(run)
-    config = json.loads(Path(base_name(run), "config.json").read_text())
+    tokenizer = load_tokenizer(run.base)
+    config = json.loads(Path(base_name(run.base), "config.json").read_text())
     noise = {key: value for key, value in config.items() if value == 0.3}
     assert noise and not noise.keys() & architecture_of(config).keys()
     model = new_base(Architecture.model_validate(architecture_of(config) | noise), tokenizer, "float32")

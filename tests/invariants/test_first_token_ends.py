@@ -35,7 +35,7 @@ def run(trained) -> StageRun:
 
 @pytest.fixture(scope="module")
 def tokenizer(run) -> DialogueTokenizer:
-    return load_tokenizer(run)
+    return load_tokenizer(run.base)
 
 
 @pytest.fixture(scope="module")

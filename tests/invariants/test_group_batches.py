@@ -34,7 +34,7 @@ def run(trained) -> StageRun:
 
 @pytest.fixture(scope="module")
 def tokenizer(run):
-    return load_tokenizer(run)
+    return load_tokenizer(run.base)
 
 
 @pytest.fixture(scope="module")

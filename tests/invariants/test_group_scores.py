@@ -37,7 +37,7 @@ def run(trained) -> StageRun:
 
 @pytest.fixture(scope="module")
 def tokenizer(run):
-    return load_tokenizer(run)
+    return load_tokenizer(run.base)
 
 
 def session_of(learner: Learner, tokenizer: Any) -> Session:

@@ -149,7 +149,7 @@ def asked(trained) -> Asked:
     """Rows of different lengths, in which rows n and n + 2 have the same prompt."""
     loaded = small(hardware__trunk="lean")
     run = StageRun(trained, loaded, "dpo")
-    model = trainable_adapter(load_base(run, torch.device("cpu")), run.parents.folder("sft"))
+    model = trainable_adapter(load_base(run.base, torch.device("cpu")), run.parents.folder("sft"))
     draw = torch.Generator().manual_seed(0)
     prompts, responses = (5, 8, 5, 8), (4, 1, 6, 3)
     ids = torch.randint(5, 60, (4, 16), generator=draw)

@@ -44,7 +44,7 @@ def run(trained) -> StageRun:
 
 @pytest.fixture(scope="module")
 def tokenizer(run) -> DialogueTokenizer:
-    return load_tokenizer(run)
+    return load_tokenizer(run.base)
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +289,7 @@ def test_dropout_of_an_adapter_is_switched_off(run, rollout, tmp_path):
     shutil.copytree(run.parents.require("sft"), sft)
     config = sft / "adapter" / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_dropout": 0.5}))
-    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=("policy",))
+    shared = SharedBase(load_base(run.base, CPU), {"policy": sft, "reference": sft}, trainable=("policy",))
     dropouts = [module for module in shared.peft.modules() if isinstance(module, torch.nn.Dropout)]
     assert dropouts and all(module.p == 0 for module in dropouts)
 
@@ -405,7 +405,7 @@ def test_only_policy_and_value_move(run, rollout, kind):
 
 def test_there_is_one_base(run):
     """Parameters of all roles together: the base once, and four small adapters."""
-    base = sum(p.numel() for p in load_base(run, CPU).parameters())
+    base = sum(p.numel() for p in load_base(run.base, CPU).parameters())
     shared = new_learner(run, "adapter").shared
     storages = {p.untyped_storage().data_ptr(): p.numel() for p in shared.peft.parameters()}
     adapters = [n for n, _ in shared.peft.named_parameters() if "lora_" in n]

@@ -87,7 +87,7 @@ def last_answer(ids: list[int], tokenizer: DialogueTokenizer) -> int:
 
 @pytest.fixture(scope="module")
 def tokenizer(trained) -> DialogueTokenizer:
-    return load_tokenizer(StageRun(trained, small(), "ppo"))
+    return load_tokenizer(StageRun(trained, small(), "ppo").base)
 
 
 # -- SFT ---------------------------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ class Spied:
             for stage in self.STAGES:
                 self.stage = stage
                 run_stages(self.loaded, out, self.stage)
-        self.tokenizer = load_tokenizer(StageRun(out, self.loaded, "sft"))
+        self.tokenizer = load_tokenizer(StageRun(out, self.loaded, "sft").base)
 
     def _listen(self, patch: pytest.MonkeyPatch) -> None:
         forward, exact_kl = LlamaModel.forward, evaluation.exact_kl

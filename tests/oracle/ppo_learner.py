@@ -20,7 +20,9 @@ def new_learner(root: Path, settings: Ppo, moved: bool = True) -> Learner:
     run = StageRun(root, small(), "ppo")
     sft, rm = run.parents.require("sft"), run.parents.require("rm")
     torch.manual_seed(0)
-    shared = SharedBase(load_base(run, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",))
+    shared = SharedBase(
+        load_base(run.base, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",)
+    )
     if settings.model_scores:
         shared.add_reward(rm)
     learner = Learner(shared, rm, settings, NORM)

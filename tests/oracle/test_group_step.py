@@ -29,7 +29,7 @@ def run(trained) -> StageRun:
 def rollout(run) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths; the second is cut off without EOS."""
     generator = torch.Generator().manual_seed(3)
-    made_up = grouped_rollout(load_tokenizer(run), generator)
+    made_up = grouped_rollout(load_tokenizer(run.base), generator)
     return replace(made_up, logprobs=-10 * torch.rand(made_up.mask.shape, generator=generator))
 
 

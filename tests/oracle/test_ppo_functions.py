@@ -48,7 +48,7 @@ def options(**changes: Any) -> Ppo:
 
 @pytest.fixture(scope="module")
 def rollout(trained) -> Rollout:
-    return varied_rollout(load_tokenizer(StageRun(trained, small(), "ppo")), torch.Generator().manual_seed(3))
+    return varied_rollout(load_tokenizer(StageRun(trained, small(), "ppo").base), torch.Generator().manual_seed(3))
 
 
 class Step(NamedTuple):

@@ -25,7 +25,7 @@ from tests.rollouts import LENGTHS, sampler_weight, varied_rollout
 
 @pytest.fixture(scope="module")
 def tokenizer(trained) -> DialogueTokenizer:
-    return load_tokenizer(StageRun(trained, small(), "ppo"))
+    return load_tokenizer(StageRun(trained, small(), "ppo").base)
 
 
 @pytest.fixture(scope="module")

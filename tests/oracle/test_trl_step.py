@@ -50,7 +50,7 @@ def run(trained) -> StageRun:
 def rollout(run) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths."""
     generator = torch.Generator().manual_seed(3)
-    return grouped_rollout(load_tokenizer(run), generator)
+    return grouped_rollout(load_tokenizer(run.base), generator)
 
 
 class GivenResponses(GRPOTrainer):
@@ -69,7 +69,7 @@ class GivenGeometric(GivenResponses, GMPOTrainer):
 
 def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **options: Any) -> dict[str, torch.Tensor]:
     """Advantages, loss and gradients of TRL, whose policy is the learner's and whose reference is SFT."""
-    model = trainable_adapter(load_base(run, CPU), run.parents.require("sft"))
+    model = trainable_adapter(load_base(run.base, CPU), run.parents.require("sft"))
     corrected = options.pop("corrected", None)
     kind: type[GivenResponses] = GivenResponses
     if options.get("loss_type") == "gmpo":  # which is a trainer there
@@ -87,7 +87,7 @@ def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **opti
         vllm_importance_sampling_clip_max=1.5,
         **options,
     )
-    tokenizer = load_tokenizer(run).hf
+    tokenizer = load_tokenizer(run.base).hf
     rows = Dataset.from_list([{"prompt": "a"}] * 8)
     trainer = kind(model, [first, second], args=config, train_dataset=rows, processing_class=tokenizer)
     trainer.use_vllm = corrected is not None
@@ -109,7 +109,7 @@ def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **opti
 
 
 def our_step(run: StageRun, rollout: Rollout, learner: Any) -> dict[str, torch.Tensor]:
-    reward_sum = RewardSum("grpo", learner.options, {}, load_tokenizer(run))
+    reward_sum = RewardSum("grpo", learner.options, {}, load_tokenizer(run.base))
     by_name = reward_sum.per_response([(Message("user", "a"),)] * 8, ["text"] * 8, None, [[0]] * 8)
     responses = ScoredRollout(
         rollout=rollout,

@@ -71,13 +71,13 @@ def loaded_for(folder: Path, **changes: Any) -> recipe.PinnedRecipe:
 def test_plan_and_run_refuse_what_the_architecture_does_not_repeat(short, tmp_path, key):
     fits, context = loaded_for(short), small().recipe.longest()
     shape.check(fits)
-    load_base(StageRun(tmp_path, fits, "sft"), CPU)
+    load_base(StageRun(tmp_path, fits, "sft").base, CPU)
     long = loaded_for(short, **{key: context + 1})
     said = key.replace("__", r"\.") + rf".*: \d+ tokens are more than the model's context of {context}"
     for attempt in (
         lambda: shape.check(long),
         lambda: runner.check_settings(long, "sft"),
-        lambda: load_base(StageRun(tmp_path, long, "sft"), CPU),
+        lambda: load_base(StageRun(tmp_path, long, "sft").base, CPU),
         lambda: loaded_for(short, **{key: context + 1, "model__architecture": models.described(str(short))}),
     ):
         with pytest.raises(UserError, match=said) as caught:

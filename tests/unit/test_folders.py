@@ -128,8 +128,8 @@ def test_a_folder_that_cannot_be_used_is_one_line(folder, trained, tmp_path, mon
     changes = {"model__name": str(folder), "tokenizer__name": str(folder)}
     run = StageRun(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
     with pytest.raises(UserError, match=said) as caught:
-        load_tokenizer(run)
-        load_base(run, CPU)
+        load_tokenizer(run.base)
+        load_base(run.base, CPU)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
     assert not (tmp_path / "unpickled").exists()
 
@@ -145,15 +145,15 @@ def test_an_error_of_our_own_is_not_taken_for_a_damaged_folder(folder, trained, 
     changes = {"model__name": str(folder), "tokenizer__name": str(folder), "tokenizer__source": "local"}
     run = StageRun(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
     with pytest.raises(TypeError, match="a bug"):
-        load_tokenizer(run)
-        load_base(run, CPU)
+        load_tokenizer(run.base)
+        load_base(run.base, CPU)
 
 
 def test_a_whole_index_is_read(folder, trained, tmp_path):
     with_index(metadata={"total_size": 1})(folder)
     run = StageRun(tmp_path, pretrained(trained, tmp_path, model__name=str(folder)), "sft")
     architecture = small().recipe.model.architecture
-    assert architecture and load_base(run, CPU).config.hidden_size == architecture.hidden_size
+    assert architecture and load_base(run.base, CPU).config.hidden_size == architecture.hidden_size
 
 
 def test_nan_in_weights_that_are_quantised_when_they_are_loaded(tmp_path, trained):
@@ -170,11 +170,11 @@ def test_nan_in_weights_that_are_quantised_when_they_are_loaded(tmp_path, traine
     options = {"model__name": str(tmp_path / "base"), "model__quantization": "nf4"}
     run = StageRun(tmp_path, pretrained(trained, tmp_path, **options), "sft")
     model.save_pretrained(tmp_path / "base")
-    load_base(run, CPU)
+    load_base(run.base, CPU)
     model.model.layers[0].mlp.up_proj.weight.data[3, 5] = float("nan")
     model.save_pretrained(tmp_path / "base")
     with pytest.raises(UserError, match=r"up_proj\.weight holds NaN or infinity"):
-        load_base(run, CPU)
+        load_base(run.base, CPU)
 
 
 def test_a_merged_model_is_checked_like_a_base(folder):

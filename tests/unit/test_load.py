@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from rlhf.data.load import load_corpus
 from rlhf.data.rows import LEFT_OUT
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
 from rlhf.run.records import DataRead
+from rlhf.stages.corpus import load_corpus
 from tests.helpers import small
 
 ANSWER = "this very answer is long enough that nobody would write it twice by chance alone"

@@ -97,6 +97,14 @@ def test_a_stage_imports_no_other_stage():
         assert not stages & imported - {file.stem}, file
 
 
+def test_models_and_data_need_no_run_directory():
+    """A program may load a base and read rows by themselves: `BaseSpec`, `read_corpus`."""
+    of_runs = {"directory", "parents", "finished", "checkpoints", "logs", "outcomes", "named", "comparisons"}
+    for file in FILES:
+        if part(file) in ("models", "data"):
+            assert not of_runs & {name.split(".")[2] for name in modules(file) if name.startswith("rlhf.run.")}, file
+
+
 def test_predictions_start_rehearsals_in_another_process():
     """An answer of rlhf.plan imports no rehearsal, and a rehearsal no answer."""
     allowed = {"plan": r"(?!rehearsal)", "rehearsal": r"(rehearsal|phases)"}

@@ -61,7 +61,7 @@ def with_others(others: Tensors, tensors: Tensors) -> None:
 
 def load(folder: Path, head: str = "lm") -> object:
     loaded = models.recipe_of(str(folder), data__source="files", data__files=["none.jsonl"])
-    return load_base(StageRun(folder, loaded, "sft"), torch.device("cpu"), head=head)  # type: ignore[arg-type]
+    return load_base(StageRun(folder, loaded, "sft").base, torch.device("cpu"), head=head)  # type: ignore[arg-type]
 
 
 def test_every_tensor_is_needed(whole, tmp_path):

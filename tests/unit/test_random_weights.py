@@ -44,7 +44,7 @@ def random_recipe(shape: LengthsShape = "hh", pairs: int = 30, seed: int | None 
 
 
 def weights(loaded: PinnedRecipe, out: Path, **options) -> dict[str, torch.Tensor]:
-    return load_base(StageRun(out, loaded, "sft"), CPU, **options).state_dict()
+    return load_base(StageRun(out, loaded, "sft").base, CPU, **options).state_dict()
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_a_reward_model_stands_on_the_same_base(tmp_path):
 
 def test_weights_have_the_recipe_s_shape_type_and_spread(tmp_path):
     loaded = random_recipe(model__dtype="bfloat16")
-    model = load_base(StageRun(tmp_path, loaded, "sft"), CPU)
+    model = load_base(StageRun(tmp_path, loaded, "sft").base, CPU)
     assert not model.training
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert model.get_input_embeddings().weight.shape == (VOCAB, 64)
@@ -92,14 +92,14 @@ def test_weights_have_the_recipe_s_shape_type_and_spread(tmp_path):
         else:
             assert (parameter == 1).all(), name
     untied = random_recipe(model__architecture__tie_word_embeddings=False)
-    model = load_base(StageRun(tmp_path, untied, "sft"), CPU)
+    model = load_base(StageRun(tmp_path, untied, "sft").base, CPU)
     rows, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     assert isinstance(rows, torch.Tensor) and not torch.equal(rows, head)
 
 
 def test_a_random_base_has_the_frequencies_of_its_positions(tmp_path):
     """The frequencies of the rotary embedding are there, although no checkpoint holds them."""
-    model = load_base(StageRun(tmp_path, random_recipe(), "sft"), CPU)
+    model = load_base(StageRun(tmp_path, random_recipe(), "sft").base, CPU)
     frequencies = model.model.rotary_emb.inv_freq
     assert frequencies.tolist() == pytest.approx([10_000 ** (-2 * i / 16) for i in range(8)])
 
@@ -107,7 +107,7 @@ def test_a_random_base_has_the_frequencies_of_its_positions(tmp_path):
 def test_a_mistral_can_be_random_too(tmp_path):
     changes: dict[str, Any] = {"model__architecture__model_type": "mistral"}
     changes["model__architecture__sliding_window"] = 64
-    model = load_base(StageRun(tmp_path, random_recipe(**changes), "sft"), CPU)
+    model = load_base(StageRun(tmp_path, random_recipe(**changes), "sft").base, CPU)
     assert isinstance(model, MistralForCausalLM)
     assert model.config.sliding_window == 64
     assert model(input_ids=torch.zeros(1, 4, dtype=torch.int64)).logits.isfinite().all()
@@ -118,7 +118,7 @@ def test_a_4_bit_base_packs_the_matrices_of_its_layers_and_no_head(tmp_path, hea
     """Packed are all matrices of the layers, with scales that are packed themselves; heads and embedding are not."""
     bitsandbytes = pytest.importorskip("bitsandbytes")
     loaded = random_recipe(model__quantization="nf4", model__dtype="bfloat16")
-    model = load_base(StageRun(tmp_path, loaded, "sft"), CPU, head=head)
+    model = load_base(StageRun(tmp_path, loaded, "sft").base, CPU, head=head)
     model.config.pad_token_id = 0
     packed = {name for name, m in model.named_modules() if isinstance(m, bitsandbytes.nn.Linear4bit)}
     linear = {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -131,11 +131,11 @@ def test_a_4_bit_base_packs_the_matrices_of_its_layers_and_no_head(tmp_path, hea
         assert weight.quant_state.quant_type == "nf4"
         assert weight.numel() == math.prod(weight.quant_state.shape) / 2, "two to a byte"
     assert model.get_input_embeddings().weight.dtype == torch.bfloat16
-    again = load_base(StageRun(tmp_path, loaded, "sft"), CPU, head=head)
+    again = load_base(StageRun(tmp_path, loaded, "sft").base, CPU, head=head)
     assert torch.equal(model.model.layers[0].mlp.up_proj.weight, again.model.layers[0].mlp.up_proj.weight)
     out = model(input_ids=torch.arange(10)[None])
     assert out.logits.isfinite().all()
-    whole = load_base(StageRun(tmp_path, loaded, "sft"), CPU, quantize=False)
+    whole = load_base(StageRun(tmp_path, loaded, "sft").base, CPU, quantize=False)
     assert whole.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
 
 
@@ -173,9 +173,9 @@ def local(folder: Path, **changes) -> PinnedRecipe:
 
 
 def test_a_checkpoint_of_the_recipe_s_shape_is_taken(checkpoint, tmp_path):
-    assert load_base(StageRun(tmp_path, local(checkpoint), "sft"), CPU).config.num_hidden_layers == 2
+    assert load_base(StageRun(tmp_path, local(checkpoint), "sft").base, CPU).config.num_hidden_layers == 2
     any_vocabulary = local(checkpoint, model__architecture__vocab_size=None)
-    assert load_base(StageRun(tmp_path, any_vocabulary, "sft"), CPU).config.vocab_size == VOCAB
+    assert load_base(StageRun(tmp_path, any_vocabulary, "sft").base, CPU).config.vocab_size == VOCAB
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_checkpoint_of_the_recipe_s_shape_is_taken(checkpoint, tmp_path):
 def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_path, key, value, real):
     loaded = local(checkpoint, **{f"model__architecture__{key}": value})
     with pytest.raises(UserError) as caught:
-        load_base(StageRun(tmp_path, loaded, "sft"), CPU)
+        load_base(StageRun(tmp_path, loaded, "sft").base, CPU)
     assert str(caught.value) == (
         f"{checkpoint} has {key} {real}, the recipe says {value} (model.architecture.{key}): for a model of another "
         f"architecture `rlhf new --model {checkpoint}` writes a recipe"
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_pat
 def test_a_checkpoint_of_another_type_is_refused_with_the_way_out(checkpoint, tmp_path):
     loaded = local(checkpoint, model__architecture__model_type="mistral")
     with pytest.raises(UserError, match=r"is a llama model: make a recipe for it with `rlhf new`"):
-        load_base(StageRun(tmp_path, loaded, "sft"), CPU)
+        load_base(StageRun(tmp_path, loaded, "sft").base, CPU)
 
 
 def test_a_sliding_window_that_the_recipe_does_not_know_is_refused(tmp_path):
@@ -213,9 +213,9 @@ def test_a_sliding_window_that_the_recipe_does_not_know_is_refused(tmp_path):
     MistralForCausalLM(config).save_pretrained(folder)
     changes = {"model__architecture__model_type": "mistral", "model__architecture__tie_word_embeddings": False}
     with pytest.raises(UserError, match=r"has sliding_window 64, the recipe says None .*: .* `rlhf new --model"):
-        load_base(StageRun(tmp_path, local(folder, **changes), "sft"), CPU)
+        load_base(StageRun(tmp_path, local(folder, **changes), "sft").base, CPU)
     known = local(folder, **changes, model__architecture__sliding_window=64)
-    assert load_base(StageRun(tmp_path, known, "sft"), CPU).config.sliding_window == 64
+    assert load_base(StageRun(tmp_path, known, "sft").base, CPU).config.sliding_window == 64
 
 
 HUB = {
@@ -255,7 +255,7 @@ def test_what_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch, answ
 
     monkeypatch.setattr("rlhf.models.loading.AutoConfig.from_pretrained", refuse)
     with pytest.raises(UserError) as caught:
-        load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
+        load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft").base, CPU)
     message = str(caught.value)
     assert message.startswith("cannot load the base model meta-llama/Llama-2-7b-hf: ")
     assert advice in message
@@ -271,7 +271,7 @@ def test_the_reason_may_stand_in_what_caused_the_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr("rlhf.models.loading.AutoConfig.from_pretrained", refuse)
     with pytest.raises(UserError, match="is gated: accept its licence there"):
-        load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
+        load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft").base, CPU)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_an_address_or_a_number_is_no_diagnosis(tmp_path, monkeypatch, answer, a
 
     monkeypatch.setattr("rlhf.models.loading.AutoConfig.from_pretrained", refuse)
     with pytest.raises(UserError) as caught:
-        load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft"), CPU)
+        load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft").base, CPU)
     assert advice in str(caught.value)
 
 
@@ -301,12 +301,12 @@ def test_a_tokenizer_that_the_hub_refuses_comes_with_the_way_out(tmp_path, monke
 
     monkeypatch.setattr("rlhf.data.tokenize.AutoTokenizer.from_pretrained", refuse)
     with pytest.raises(UserError, match=f"cannot load the tokenizer .*{PAGE} is gated: accept its licence there"):
-        load_tokenizer(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft"))
+        load_tokenizer(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft").base)
 
 
 def test_a_local_folder_s_error_is_not_the_hub_s(tmp_path):
     with pytest.raises(UserError) as caught:
-        load_base(StageRun(tmp_path, local(tmp_path / "nothing"), "sft"), CPU)
+        load_base(StageRun(tmp_path, local(tmp_path / "nothing"), "sft").base, CPU)
     assert str(caught.value).startswith(f"cannot load the base model {tmp_path / 'nothing'}: ")
     assert "gated" not in str(caught.value) and "commits" not in str(caught.value)
 
@@ -362,7 +362,7 @@ def test_the_longest_dialogues_fill_every_stage_s_limits(tmp_path):
         ppo__max_prompt_length=90,
         ppo__response_length=20,
     )
-    tokenizer = load_tokenizer(StageRun(tmp_path, loaded, "sft"))
+    tokenizer = load_tokenizer(StageRun(tmp_path, loaded, "sft").base)
     pairs = written(tmp_path, shape="longest", longest=loaded.recipe.longest(), pairs=9)
     for stage in (loaded.recipe.options(Rm), loaded.recipe.options(Dpo)):
         for both in encode_pairs(tokenizer, pairs, stage)[0]:

@@ -23,7 +23,7 @@ def roles(trained, dtype: str = "float32", trainable: tuple[Role, ...] = ("polic
     run = StageRun(trained, small(model__dtype=dtype), "ppo")
     sft, rm = run.run_directory / "sft", run.run_directory / "rm"
     torch.manual_seed(0)
-    shared = SharedBase(load_base(run, CPU), {"policy": sft, "reference": sft}, trainable=trainable)
+    shared = SharedBase(load_base(run.base, CPU), {"policy": sft, "reference": sft}, trainable=trainable)
     shared.add_reward(rm)
     shared.add_value_adapter(rm, 0.0, 1.0)
     with torch.no_grad():
@@ -257,9 +257,9 @@ def test_the_adapters_of_the_other_stages_are_loaded_without_casts(trained):
         run = StageRun(trained, small(model__dtype=dtype), "ppo")
         sft = run.run_directory / "sft"
         models = (
-            new_adapter(load_base(run, CPU), run.loaded.recipe.lora),
-            trainable_adapter(load_base(run, CPU), sft),
-            reward_from_sft(load_base(run, CPU, head="score"), run.loaded.recipe.lora, sft),
+            new_adapter(load_base(run.base, CPU), run.loaded.recipe.lora),
+            trainable_adapter(load_base(run.base, CPU), sft),
+            reward_from_sft(load_base(run.base, CPU, head="score"), run.loaded.recipe.lora, sft),
         )
         for model in models:
             found = {m.cast_input_dtype_enabled for m in model.modules() if isinstance(m, LoraLayer)}

@@ -8,7 +8,6 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models
 
 from rlhf.data import chat_template
-from rlhf.data.load import load_corpus
 from rlhf.data.rendering import THINK
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer, train
@@ -16,6 +15,7 @@ from rlhf.data.trainable import why_not
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
 from rlhf.stages import pretrain
+from rlhf.stages.corpus import load_corpus
 from tests.helpers import rlhf, small
 from tests.unit.published_templates import PUBLISHED
 

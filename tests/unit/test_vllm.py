@@ -178,8 +178,10 @@ def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refuse
     loaded = small(ppo__vllm_url="http://x")
     run, options = StageRun(trained, loaded, "ppo"), loaded.recipe.options(recipe.Ppo)
     sft = run.parents.require("sft")
-    shared = SharedBase(load_base(run, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",))
-    rollout = made_up_rollout([[1, 7, 8, 9]] * 8, load_tokenizer(run), torch.Generator().manual_seed(0))
+    shared = SharedBase(
+        load_base(run.base, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",)
+    )
+    rollout = made_up_rollout([[1, 7, 8, 9]] * 8, load_tokenizer(run.base), torch.Generator().manual_seed(0))
     with torch.no_grad():
         own = role_passes.logprobs(shared, "policy", rollout, options)
     served = replace(rollout, logprobs=own + noise)

@@ -19,10 +19,10 @@ def write_adapters(run: StageRun, stages: Iterable[StageName]) -> None:
 
     A reward model's has a head. Call it where the stand-in device is on (rlhf/plan/rehearsal/device.py).
     """
-    model = new_adapter(load_base(run, META), run.loaded.recipe.lora)
+    model = new_adapter(load_base(run.base, META), run.loaded.recipe.lora)
     for stage in stages:
         folder = run.run_directory / stage / ADAPTER
-        save_adapter(model, run, folder)
+        save_adapter(model, run.base, folder)
         if stage in REWARD_MODELS:
             file = folder / ADAPTER_FILE
             head = torch.zeros(1, model.config.hidden_size)

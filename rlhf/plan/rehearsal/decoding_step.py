@@ -110,7 +110,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int | None = None) -> dict[str,
         recorder = _Recorder(**arguments(changed.recipe))
         with recorder:
             shared = rehearsed_roles(run, options)
-            tokenizer = load_tokenizer(run)
+            tokenizer = load_tokenizer(run.base)
             numbers = changed.recipe.lora.layer_numbers(layers)
             adapted = None if numbers is None else tuple(numbers)
             return {role: DecodingStep(step(recorder, shared, role, tokenizer, options), adapted) for role in ROLES}
@@ -151,7 +151,7 @@ def rehearsed_roles(run: StageRun, options: OnlineOptions, lean: bool = False) -
     policy = run.run_directory / SFT
     write_adapters(run, (SFT,))  # also for a recipe without SFT, whose reference alone has no adapter
     reference = None if run.loaded.recipe.start == "base" else policy
-    shared = SharedBase(load_base(run, META), {"policy": policy, "reference": reference}, ("policy",), lean)
+    shared = SharedBase(load_base(run.base, META), {"policy": policy, "reference": reference}, ("policy",), lean)
     if isinstance(options, Ppo) and options.value_model == "head":
         shared.add_value_head()
     return shared

@@ -9,7 +9,6 @@ import torch
 
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
-from rlhf.data.load import load_corpus
 from rlhf.evaluation.policies import PolicySamples, gains_over_start, measure, sample_of
 from rlhf.evaluation.reward_model import add_reward_models
 from rlhf.files import remove
@@ -28,6 +27,7 @@ from rlhf.rollout.vllm_command import start_command
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
+from rlhf.stages.corpus import load_corpus
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.checkpoints import update_checkpoints
 from rlhf.stages.online.prompts import OnlinePrompts
@@ -57,7 +57,7 @@ class Session:
         self.sampling = sampling_settings(options)
         self.client = vllm.Client(options.vllm_url, self._server_command) if options.vllm_url else None
         self._server_is_checked = False
-        self.tokenizer = load_tokenizer(run)
+        self.tokenizer = load_tokenizer(run.base)
         self.prompts, self.reward_sum = self._read_prompts()
         run.describe(cuts={"prompts_cut": self.prompts.cut})
         torch.manual_seed(self.recipe.seed)
@@ -81,7 +81,7 @@ class Session:
     def _load_models(self) -> SharedBase:
         """Return the base with the roles that all methods need; a learner adds a critic."""
         base, start, lean = (
-            load_base(self.run, self.device),
+            load_base(self.run.base, self.device),
             self.run.parents.start(),
             self.recipe.hardware.trunk == "lean",
         )
@@ -147,7 +147,7 @@ class Session:
         if self.client is not None:
             folder = self.run.path / "sampling.tmp"  # a name that a restart deletes, after a run that was killed
             try:
-                save_adapter(shared.peft, self.run, folder, adapter="policy")
+                save_adapter(shared.peft, self.run.base, folder, adapter="policy")
                 with self.client.adapter(folder):
                     rollout = self.client.sample(prompts, tokenizer, sampling, self.device)
             finally:
@@ -165,7 +165,7 @@ class Session:
 
     def _server_command(self) -> str:
         """Return the command that starts the server of this run."""
-        return start_command(self.recipe, self.options, base_name(self.run))
+        return start_command(self.recipe, self.options, base_name(self.run.base))
 
     def function_rewards(self, step: int, rollout: Rollout) -> FunctionRewards | None:
         """Return what reward functions give the responses to the prompts of a step; None where a recipe names none."""
@@ -234,7 +234,7 @@ class Session:
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
         best = self._choose_policy(state)
-        save_adapter(self.shared.peft, run, run.path / ADAPTER, adapter="policy")
+        save_adapter(self.shared.peft, run.base, run.path / ADAPTER, adapter="policy")
         test, before, after = self.prompts.test, self._reference_samples, self._policy_samples
         if self.prompts.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)

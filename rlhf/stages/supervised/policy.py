@@ -24,7 +24,7 @@ OptionsT = TypeVar("OptionsT", bound=Dialogues)
 
 def policy_at_its_start(run: StageRun, device: torch.device) -> PeftModel:
     """Return the base with the adapter that is trained: SFT's, or a new one where policies start at the base."""
-    base, start = load_base(run, device), run.parents.start()
+    base, start = load_base(run.base, device), run.parents.start()
     return new_adapter(base, run.loaded.recipe.lora) if start is None else trainable_adapter(base, start)
 
 
@@ -58,7 +58,7 @@ def measure_against_start(
     """Sample answers of a trained policy and of its start, and log the first ones."""
     recipe = run.loaded.recipe
     roles: dict[Role, AdapterStart] = {"policy": run.path, "reference": run.parents.start()}
-    shared = SharedBase(load_base(run, device), roles, lean=recipe.hardware.trunk == "lean")
+    shared = SharedBase(load_base(run.base, device), roles, lean=recipe.hardware.trunk == "lean")
     check_sampling(shared.base, tokenizer)
     sampling, truth = heldout_sampling(recipe.evaluate), recipe.data.has_true_reward
     before, after = (

@@ -1,0 +1,41 @@
+"""The data of a stage in its run directory: read once for all ranks, noted in the manifest, and its parents' too."""
+
+from rlhf import recipe as recipes
+from rlhf.data.corpus import Corpus
+from rlhf.data.load import read_corpus
+from rlhf.data.tokenize import DialogueTokenizer
+from rlhf.errors import UserError
+from rlhf.process import distributed
+from rlhf.run.directory import StageRun
+from rlhf.run.layout import MANIFEST
+from rlhf.run.reader import read
+from rlhf.run.records import Manifest
+from rlhf.terminal import say
+from rlhf.terminal.progress import working
+
+
+def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Corpus:
+    """Return the rows for a stage that has started, as `read_corpus`. Their fingerprint goes into its manifest.
+
+    Raises UserError for bad data, and when the stage's parents, or the run that it resumes, saw other data.
+    """
+    with working(f"{run.stage}: reading data"), distributed.main_first():
+        corpus, facts, notes = read_corpus(run.loaded.recipe, run.run_directory, tokenizer)
+    for note in notes:
+        say(f"{run.stage}: {note}")
+    distributed.agree("data", facts.sha256)
+    _require_data_of_earlier_runs(run, facts.sha256)
+    run.describe(data=facts.model_dump(exclude_unset=True))
+    return corpus
+
+
+def _require_data_of_earlier_runs(run: StageRun, data_sha256: str) -> None:
+    """Raise UserError if the stage's parents, or the run that it resumes, saw other data."""
+    earlier = {run.path: run.resumed_data}
+    for parent in recipes.parents(run.loaded.recipe, run.stage):
+        folder = run.parents.folder(parent)
+        manifest = read(folder / MANIFEST, Manifest)
+        earlier[folder] = manifest.data if manifest else None
+    for path, data in earlier.items():
+        if data and data.sha256 != data_sha256:
+            raise UserError(f"the data has changed since {path} was made; choose another --out")
