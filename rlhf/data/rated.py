@@ -128,14 +128,19 @@ def _of_objects(row: Mapping[str, object], rating: str | None) -> Found | None:
 
 
 def _of_lists(row: Mapping[str, object], rating: str | None) -> Found | None:
-    """Return the columns of a list of texts and of lists of numbers, and the texts rated by these; None without."""
+    """Return the columns of a list of texts and of lists of numbers, and the texts rated by these; None without.
+
+    A list that is named `ranked` needs no numbers: the best answer stands first.
+    """
     lists = {name: value for name, value in row.items() if isinstance(value, list) and len(value) > 1}
     numbers = {name: value for name, value in lists.items() if all(number_or_none(n) is not None for n in value)}
     for column, texts in lists.items():
         beside = {name: value for name, value in numbers.items() if name != column and len(value) == len(texts)}
-        if column in PROMPTS or not beside or not all(isinstance(text, str) for text in texts):
+        if column in PROMPTS or not _is_answers(column, texts) or not all(isinstance(text, str) for text in texts):
             continue
-        if not _is_answers(column, texts):
+        if not beside and "ranked" in words(column):
+            return [column], [(text, -float(place)) for place, text in enumerate(texts)]
+        if not beside:
             continue
         if rating is None and (unclear := [name for name, places in beside.items() if _may_be_order(name, places)]):
             raise Malformed(

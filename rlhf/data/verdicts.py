@@ -27,7 +27,7 @@ PROMPTS = ("prompt", "context", "question", "instruction")
 SIGNED = "overall_preference"  # below 0: the first is better, above 0: the second, 0: a tie
 RESPONSE_WORDS = {
     *("response", "answer", "output", "completion", "conversation", "reply", "generation", "candidate"),
-    *("summary", "text"),
+    *("summary", "text", "content"),
 }
 _VERDICTS = {
     *("winner", "winning", "won", "preferred", "preference", "better", "best", "chosen", "choice", "selected"),

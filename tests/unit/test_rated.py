@@ -93,6 +93,8 @@ def test_without_a_rating_of_its_own_the_mean_of_the_aspects_rates_an_answer(tmp
         ({"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [3, 1, 2]}, ("b", "a", 2)),
         ({"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [1, 0, 2]}, ("b", "c", 2)),
         ({"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [2, 2, 1]}, ("c", "a", 1)),
+        ({"prompt": "Q?", "ranked_responses": ["a", "b", "c"]}, ("a", "c", 2)),
+        ({"prompt": "Q?", "items": [{"content": "a", "place": 2}, {"content": "b", "place": 1}]}, ("b", "a", 1)),
         ({"prompt": "Q?", "candidates": ["a", "b"], "human_rating": ["4", "5"], "n_tokens": [9, 1]}, ("b", "a", 1)),
         (
             {"prompt": "Q?", "answers": [{"answer": "a", "rank": 2.0}, {"answer": "b", "rank": 1.0}], "turns": 1},
