@@ -70,7 +70,8 @@ def _problems(record: AnyRecord, place: Path, recipe_root: Path) -> list[str]:
     if record.get("modified") and not _rows_alone(record, recipe_root):
         reasons.append("its recipe was modified")
     if "recipe" in record:
-        reasons += _recipe_problems(record, recipe_root)
+        name, version = record["recipe"], record.get("version", "")
+        reasons += gpu.changed_recipe(name, version, record.get("recipe_sha256"), recipe_root)
     elif place.parts[0] not in WITHOUT_RECIPE:
         reasons.append(f"it names no recipe: its folder is one of {', '.join(WITHOUT_RECIPE)}")
     if "recipe" in record and place.parts[0] not in WITHOUT_RECIPE:
@@ -83,18 +84,6 @@ def _rows_alone(record: AnyRecord, recipe_root: Path) -> bool:
     folder = recipe_root / record.get("recipe", "") / record.get("version", "")
     draft = (folder / "recipe.yaml").exists() and recipes.load(folder).status == "draft"
     return draft and bool(record.get("rows")) and not record.get("overrides")
-
-
-def _recipe_problems(record: AnyRecord, recipe_root: Path) -> list[str]:
-    name, version = record["recipe"], record.get("version", "")
-    folder = recipe_root / name / version
-    if not (folder / "recipe.yaml").exists():
-        return [f"there is no recipe {name} {version}"]
-    if recipes.load(folder).sha256 != record.get("recipe_sha256"):
-        return [
-            f"recipe {name} {version} has changed since: a released recipe is frozen, make the change a new version"
-        ]
-    return []
 
 
 def _place_problems(record: AnyRecord, place: Path) -> list[str]:

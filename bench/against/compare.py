@@ -112,19 +112,14 @@ class Comparison:
         return costs[self.old], costs[self.new]
 
 
-def small_functions(
-    old: Checkout, new: Checkout, rounds: int, bounds: Bounds, say: Say, only: str | None = None
-) -> list[Change]:
-    """Return the changes of the small functions' times, from pairs of runs; more pairs where one looks worse.
-
-    `only` names one of them, as pytest's `-k` does.
-    """
+def small_functions(old: Checkout, new: Checkout, rounds: int, bounds: Bounds, say: Say) -> list[Change]:
+    """Return the changes of the small functions' times, from pairs of runs; more pairs where one looks worse."""
     runs: list[tuple[dict[str, float], dict[str, float]]] = []
     for number in range((1 + AGAIN) * rounds):
         if number == rounds and not any(change.worse for change in micro.changes(runs, bounds)):
             break
         say(f"round {number + 1}: small functions of both, in turn")
-        by_side = {side: micro.run(side, only) for side in in_order((old, new), number)}
+        by_side = {side: micro.run(side) for side in in_order((old, new), number)}
         runs.append((by_side[old], by_side[new]))
         if not all(runs[0]):
             return []

@@ -15,7 +15,6 @@ from bench.reading import read
 from rlhf.errors import UserError
 
 FOLDER = "bench/micro"
-NOT_OURS = "not multinomial_would"  # torch's own functions, which are there for the comparison with ours
 STAGE = "micro"
 # Short, because every run counts the least of several calls, and the runs of both sides alternate.
 OPTIONS = (
@@ -37,26 +36,16 @@ class _Saved(TypedDict):
     benchmarks: list[_Benchmark]
 
 
-def run(side: Checkout, only: str | None = None) -> dict[str, float]:
+def run(side: Checkout) -> dict[str, float]:
     """Return the least CPU seconds of a call of each function, on one thread; empty where there are no benchmarks.
 
-    `only` names one of them. Raises UserError where one of them fails.
+    Raises UserError where one of them fails.
     """
     if not (side.root / FOLDER).is_dir():
         return {}
     with tempfile.TemporaryDirectory(prefix="rlhf-micro-") as folder:
         file = Path(folder, "micro.json")
-        command = [
-            side.python,
-            "-P",
-            "-m",
-            "pytest",
-            FOLDER,
-            *OPTIONS,
-            "-k",
-            only or NOT_OURS,
-            f"--benchmark-json={file}",
-        ]
+        command = [side.python, "-P", "-m", "pytest", FOLDER, *OPTIONS, f"--benchmark-json={file}"]
         environment = os.environ | {"PYTHONPATH": str(side.root), "OMP_NUM_THREADS": "1"}
         ran = subprocess.run(command, capture_output=True, text=True, cwd=side.root, env=environment)
         if ran.returncode:

@@ -130,7 +130,7 @@ def problems(record: GpuRecord, recipe_root: Path) -> list[str]:
     if not record["packages"].get("torch"):
         reasons.append("it names no version of torch")
     if record["recipe"] and record["version"]:
-        reasons += _recipe_problems(record, recipe_root / record["recipe"] / record["version"])
+        reasons += _recipe_problems(record, recipe_root)
     return reasons
 
 
@@ -141,10 +141,16 @@ def code_problems(code: Code) -> list[str]:
     return ["its code differed from the commit"] if code["dirty"] is not False else []
 
 
-def _recipe_problems(record: GpuRecord, folder: Path) -> list[str]:
+def _recipe_problems(record: GpuRecord, root: Path) -> list[str]:
     reasons = ["its recipe was modified"] if record["modified"] or record["overrides"] else []
+    return reasons + changed_recipe(record["recipe"] or "", record["version"] or "", record["recipe_sha256"], root)
+
+
+def changed_recipe(name: str, version: str, sha256: str | None, root: Path) -> list[str]:
+    """Return the reason why a record's recipe is not the one below `root`, if there is one."""
+    folder = root / name / version
     if not (folder / "recipe.yaml").exists():
-        reasons.append(f"there is no recipe {record['recipe']} {record['version']}")
-    elif recipes.load(folder).sha256 != record["recipe_sha256"]:
-        reasons.append(f"recipe {record['recipe']} {record['version']} has changed since: measure it again")
-    return reasons
+        return [f"there is no recipe {name} {version}"]
+    if recipes.load(folder).sha256 == sha256:
+        return []
+    return [f"recipe {name} {version} has changed since: a released one is frozen, make the change a new version"]

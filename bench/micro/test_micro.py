@@ -79,20 +79,6 @@ def test_draw_a_token(benchmark: BenchmarkFixture, vocabulary: int, top_p: float
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_draw_a_token_as_a_sort_and_multinomial_would(benchmark: BenchmarkFixture, vocabulary: int) -> None:
-    """Time the same with torch's own functions, as transformers' `generate` uses them."""
-    logits = zipf(vocabulary)
-
-    def draw() -> Tensor:
-        ordered, order = logits.sort(descending=False)
-        removed = ordered.softmax(-1).cumsum(-1) <= 1 - 0.9
-        scores = logits.masked_fill(removed.scatter(1, order, removed), -torch.inf)
-        return torch.multinomial(scores.softmax(-1), 1)
-
-    assert benchmark(draw).shape == (16, 1)
-
-
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_logprobs_of_a_large_vocabulary(benchmark: BenchmarkFixture, vocabulary: int) -> None:
     """Time a chunk of 2^24 logits, as scoring computes it, with narrow hidden states so that the vocabulary decides."""
     torch.manual_seed(0)
