@@ -42,7 +42,8 @@ def find_flat_loss(h: History) -> str | None:
     fall = statistics.fmean(first) - statistics.fmean(last)
     if fall > 2 * noise:
         return None
-    return f"the loss has fallen by {fall:.3g}, which its noise of {noise:.2g} explains"
+    changed = f"{'fallen' if fall > 0 else 'risen'} by {abs(fall):.3g}"
+    return f"the loss has {changed}, which its noise of {noise:.2g} explains"
 
 
 def find_rising_loss(h: History) -> str | None:
@@ -61,7 +62,7 @@ def find_rising_loss(h: History) -> str | None:
     noise = noise_of_difference(losses, FEW) * 2 * (math.sqrt(math.log(len(losses))) + 1)
     if last <= best + noise:
         return None
-    return f"the loss has risen from {best:.3g} to {last:.3g}"
+    return "the loss has risen from {} to {}".format(*apart(best, last))
 
 
 def find_large_updates(h: History) -> str | None:
@@ -106,7 +107,7 @@ def find_high_kl(h: History) -> str | None:
     kl = h.last("objective/kl_per_token", 3)
     if kl is None or kl <= limit:
         return None
-    return f"KL to the reference is {kl:.3g} nats per token, above {limit:.3g}"
+    return "KL to the reference is {} nats per token, above {}".format(*apart(kl, limit))
 
 
 def find_negative_kl(h: History) -> str | None:
@@ -128,7 +129,9 @@ def find_sampling_mismatch(h: History) -> str | None:
     limit = mismatch_limit(h.recipe.model, served=h.online.vllm_url is not None)
     if difference is None or difference <= limit:
         return None
-    return f"log-probabilities of sampling and training differ by {difference:.2g} nats per token, above {limit}"
+    return "log-probabilities of sampling and training differ by {} nats per token, above {}".format(
+        *apart(difference, limit)
+    )
 
 
 def find_longer(h: History) -> str | None:
@@ -213,7 +216,17 @@ def find_flat_reward(h: History) -> str | None:
     noise = noise_of_difference(scores, quarter)
     if last - first > 2 * noise:
         return None
-    return f"the score went from {first:.3g} to {last:.3g} in {len(scores)} rows: no rise beyond the noise, {noise:.2g}"
+    went = "from {} to {}".format(*apart(first, last))
+    return f"the score went {went} in {len(scores)} rows: no rise beyond the noise, {noise:.2g}"
+
+
+def apart(one: float, other: float) -> tuple[str, str]:
+    """Return two numbers with three digits, or as many as it takes to tell different ones apart."""
+    for digits in range(3, 18):
+        texts = f"{one:.{digits}g}", f"{other:.{digits}g}"
+        if texts[0] != texts[1] or one == other:
+            break
+    return texts
 
 
 def trend_rows(h: History) -> int:

@@ -5,7 +5,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from rlhf.recipe import OnlineBase, OnlineOptions, Optimization, Recipe, StageName
+from rlhf.recipe import MODEL_REWARD, OnlineBase, OnlineOptions, Optimization, Recipe, StageName
 
 FEW = 5  # logged rows that a mean is taken over, and that a check waits for
 
@@ -48,6 +48,15 @@ class History:
         """Return the section of a stage that learns from its own samples."""
         assert not isinstance(self.options, Optimization)
         return self.options
+
+    @property
+    def rewards(self) -> str:
+        """Return in words what rewards the policy; "" in a stage that learns from given rows."""
+        if isinstance(self.options, Optimization):
+            return ""
+        functions = any(name != MODEL_REWARD for name in self.online.reward_funcs)
+        model = MODEL_REWARD in self.online.reward_funcs
+        return " and ".join(["the reward model"] * model + ["the reward functions"] * functions)
 
     def values(self, key: str) -> Sequence[float]:
         """Return the finite values logged under a key, oldest first."""

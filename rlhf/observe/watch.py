@@ -22,7 +22,8 @@ from rlhf.terminal import say
 class Check(NamedTuple):
     """A check: its name, what it sees, the usual cause and advice. The table of stages names the checks of each.
 
-    It sees nothing before `rows` rows are logged; a check of a trend may wait longer in a long run.
+    `{rewards}` in a cause stands for what rewards the policy: the reward model, functions or both. A check sees nothing
+    before `rows` rows are logged; a check of a trend may wait longer in a long run.
     """
 
     name: str
@@ -86,7 +87,7 @@ CHECKS = (
     Check(
         "high_kl",
         checks.find_high_kl,
-        "The policy leaves what the reward model knows",
+        "The policy has gone far from its reference, where {rewards} may pay for what is not meant",
         advice.stay_near_reference,
         3,
     ),
@@ -107,7 +108,7 @@ CHECKS = (
     Check(
         "longer",
         checks.find_longer,
-        "The reward model likes length, and the policy has found out",
+        "Length pays with {rewards}, and the policy has found out",
         advice.stay_near_reference,
         2 * FEW,
     ),
@@ -121,7 +122,7 @@ CHECKS = (
     Check(
         "repetition",
         checks.find_repetition,
-        "The policy repeats what the reward model likes",
+        "Repetition pays with {rewards}",
         advice.stay_near_reference,
         1,
     ),
@@ -181,7 +182,8 @@ def findings(history: History, step: int) -> list[Finding]:
     found = []
     for check in CHECKS:
         if check.name in STAGE_TABLE[history.stage].checks and (seen := check.seen(history)) is not None:
-            found.append(Finding(check.name, step, seen, check.cause, check.advice(history)))
+            cause = check.cause.format(rewards=history.rewards)
+            found.append(Finding(check.name, step, seen, cause, check.advice(history)))
     return found
 
 

@@ -158,7 +158,7 @@ def test_a_reward_for_length(taught, tmp_path, monkeypatch):
     run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
     reported = findings(tmp_path, "ppo")
     assert {"longer", "fewer_ends"} <= set(reported), reported
-    assert reported["longer"]["cause"] == "The reward model likes length, and the policy has found out"
+    assert reported["longer"]["cause"] == "Length pays with the reward model, and the policy has found out"
 
 
 def test_a_reward_that_does_not_rise(taught, tmp_path):

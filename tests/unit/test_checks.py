@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlhf.observe import checks
+from rlhf.observe import checks, watch
 from rlhf.observe.history import History
 from tests.helpers import small
 
@@ -94,3 +94,35 @@ def test_a_share_that_stays_has_not_fallen(rows):
 @pytest.mark.parametrize("rows", [40, 500])
 def test_a_share_that_falls_is_seen(rows):
     assert ends(rows, 0.1) >= 0.95 * RUNS
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (3.4681, 3.4702, ("3.468", "3.470")),
+        (0.30000001, 0.3, ("0.30000001", "0.3")),
+        (4.0, 0.3, ("4", "0.3")),
+        (2.0, 2.0, ("2", "2")),
+    ],
+)
+def test_a_finding_tells_its_two_numbers_apart(one, other, expected):
+    found = checks.apart(one, other)
+    assert found[0] != found[1] or one == other
+    assert tuple(map(float, found)) == tuple(map(float, expected))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "the reward model"),
+        ({"ppo__reward_funcs": ["length(most=9)"], "ppo__normalize_scores": False}, "the reward functions"),
+        ({"ppo__reward_funcs": ["model", "length(most=9)"]}, "the reward model and the reward functions"),
+    ],
+)
+def test_a_cause_speaks_of_the_rewards_that_are_there(changes, said):
+    history = History(small(**changes).recipe, "ppo")
+    for _ in range(2 * 5):
+        history.add({"objective/kl_per_token": 9.0})
+    (finding,) = [found for found in watch.findings(history, 10) if found.check == "high_kl"]
+    assert said in finding.cause and ("reward model" in finding.cause) == ("reward model" in said)
+    assert "9 nats per token, above" in finding.seen and "{" not in str(finding)
