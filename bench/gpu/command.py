@@ -72,7 +72,8 @@ def command(
     soon as it ends. One that fails or takes too long leaves what it had measured, and the next one begins. Ctrl-C, a
     lost connection and SIGTERM end the item and keep all records.
 
-    Exit code 1 if an item failed, timed out or a claim does not hold, 130 after an interruption.
+    Exit code 1 if an item failed or timed out, a claim does not hold, or a figure is worse than in a stored record of
+    the same card; 130 after an interruption.
     """
     items, limit = plan.choose(only), plan.seconds(box)
     out = out or GPU_HOUR.with_name(GPU_HOUR.name + ("-dry" if dry_run else ""))
