@@ -115,7 +115,7 @@ DATA_SETS = {
         "train_prefs",
         "preference",
         "MIT",
-        "instructions with answers of several models, of which GPT-4 rated one higher",
+        "instructions with answers of several models; GPT-4 rated one of them higher",
     ),
 }
 
