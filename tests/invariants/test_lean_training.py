@@ -213,8 +213,7 @@ def test_labels_with_a_gap_and_calls_for_logits_are_refused(asked):
 
 def test_a_model_that_it_does_not_support_is_refused(trained, tmp_path, monkeypatch):
     beside(trained, tmp_path, "pretrain")
-    monkeypatch.setattr("rlhf.models.lean.limits.SUPPORTED", ())
-    monkeypatch.setattr("rlhf.models.lean.limits.CLASSIFIERS", ())
+    monkeypatch.setattr("rlhf.models.lean.limits.LEAN_TYPES", ("qwen2",))
     with pytest.raises(UserError, match=r"hardware\.trunk: lean does not support LlamaForCausalLM"):
         run_stages(small(hardware__trunk="lean"), tmp_path, "sft")
 

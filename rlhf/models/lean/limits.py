@@ -1,29 +1,17 @@
 """What the lean trunk does not support: models and lengths of sequences that it refuses."""
 
+from typing import Any
+
 from torch import nn
-from transformers import (
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    MistralForCausalLM,
-    MistralForSequenceClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2ForCausalLM,
-    Qwen2ForSequenceClassification,
-    Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
 )
 
 from rlhf.errors import UserError
 from rlhf.models.traits import LENGTH_DEPENDENT_ROPE, sliding_window
-
-SUPPORTED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-CLASSIFIERS = (
-    LlamaForSequenceClassification,
-    MistralForSequenceClassification,
-    Qwen2ForSequenceClassification,
-    Qwen3ForSequenceClassification,
-)
+from rlhf.recipe.model_types import LEAN_TYPES
 
 
 def check_supported(base: PreTrainedModel) -> None:
@@ -45,8 +33,9 @@ def check_length(config: PreTrainedConfig, longest: int) -> None:
 def _why_unsupported(base: PreTrainedModel) -> str | None:
     """Return the part of a base model that the lean trunk does not support; None where it supports the model."""
     config = base.config
-    if type(base) not in SUPPORTED + CLASSIFIERS:
-        return f"{type(base).__name__}, only {', '.join(kind.__name__ for kind in SUPPORTED)}"
+    heads: tuple[Any, ...] = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING)
+    if config.model_type not in LEAN_TYPES or type(base) not in [of_type[type(config)] for of_type in heads]:
+        return f"{type(base).__name__}, only models of type {', '.join(LEAN_TYPES)}"
     if config.hidden_act != "silu":
         return f"the activation function {config.hidden_act}"
     if getattr(config, "use_sliding_window", False):

@@ -14,7 +14,6 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 from rlhf.data.batch import Rollout
 from rlhf.models.forwards import replaced_forwards
-from rlhf.models.lean.limits import CLASSIFIERS
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.output_layer import response_statistics
 
@@ -57,7 +56,8 @@ class LeanSteps:
         self.model = model
         base: Any = model.get_base_model()
         self.trunk = LeanTrunk(base)
-        self.statistics = None if isinstance(base, CLASSIFIERS) else LabelStatistics(self.trunk, pairs)
+        is_classifier = base.get_output_embeddings() is None
+        self.statistics = None if is_classifier else LabelStatistics(self.trunk, pairs)
 
     @contextmanager
     def step(self) -> Iterator[None]:
