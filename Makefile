@@ -87,8 +87,8 @@ recipe := HW RECIPE GUIDE SET
 of_run := $(recipe) RUN OUT DATA WEIGHTS SEED
 stage  := $(of_run) REUSE RESUME STOP_ON REPORT_TO PRICE
 of_one := HW RECIPE GUIDE RUN OUT
-boxed  := IMAGE BASE FLASH_ATTN
-card   := VRAM_CAP GPU $(if $(filter local,$(RUNTIME)),,$(boxed))
+images := IMAGE BASE FLASH_ATTN
+card   := VRAM_CAP GPU $(if $(filter local,$(RUNTIME)),,$(images))
 give    = $(foreach t,$1,$(eval takes.$t := $2))
 $(call give,$(STAGES),$(stage) $(card))
 $(call give,chat,$(of_run) STAGE TEMPERATURE $(card))
@@ -113,8 +113,8 @@ $(call give,bench-peer bench-micro budgets,BENCH_ARGS)
 $(call give,fuzz,SEED CASES KILLS ONLY)
 $(call give,test test-vllm test-studies,TEST_ARGS)
 $(call give,setup,$(recipe) RUN REPORT_TO)
-$(call give,image test-image,$(boxed))
-$(call give,shell,$(stage) $(card) $(boxed))
+$(call give,image test-image,$(images))
+$(call give,shell,$(stage) $(card) $(images))
 also.all   := $(stage) $(card)
 also.serve := $(stage)
 $(foreach t,report ab judge,$(eval also.$t := DATA WEIGHTS SEED))
@@ -133,7 +133,8 @@ refuse  = $(error $(if $(filter $1,$(known)),$1 changes nothing in `make $(MAKEC
 $(if $(MAKECMDGOALS),$(foreach v,$(filter-out $(taken),$(typed)),$(call refuse,$v)))
 $(foreach v,$(filter GUIDE RESUME SUMMARY FLASH_ATTN,$(taken)),$(if $(filter-out 0 1,$($v)),$(error \
   $v=$($v): write 1 or 0)))
-$(if $(filter-out docker podman local,$(RUNTIME)),$(error RUNTIME=$(RUNTIME): docker, podman or local))
+$(if $(filter VRAM_CAP,$(taken)),$(if $(filter-out docker podman local,$(RUNTIME)),$(error \
+  RUNTIME=$(RUNTIME): docker, podman or local)))
 
 # Other weights, other data and another seed have a root of runs of their own.
 ifeq ($(origin OUT),undefined)
@@ -143,7 +144,7 @@ endif
 
 # Each variable as the option of its name, with its value as typed. A run has its own settings, a RECIPE its hardware.
 SEVERAL := DATA SET STOP_ON REPORT_TO
-names   := $(filter-out RUN FILES VRAM_CAP GPU $(boxed) %_ARGS,$(sort $(foreach t,$(TARGETS),$(takes.$t))))
+names   := $(filter-out RUN FILES VRAM_CAP GPU $(images) %_ARGS,$(sort $(foreach t,$(TARGETS),$(takes.$t))))
 lower   := $(join $(names:=>--),$(shell echo $(names) | sed y/ABCDEFGHIJKLMNOPQRSTUVWXYZ_/abcdefghijklmnopqrstuvwxyz-/))
 option   = $(patsubst $1>%,%,$(filter $1>%,$(lower)))
 found    = $(foreach w,$(home),$(call quoted,$(or $(wildcard $w),$w)))
@@ -184,7 +185,7 @@ boxes   = bin/in-container --engine $(engine)$(if $(on_cpu),, --gpu) --paths <($
 port    = $(if $(filter serve,$1), --port $(or $(PORT),8000))
 rlhf    = $(if $(filter local,$(RUNTIME)),$(VENV)/bin/rlhf,$(call boxes,$(line))$(port) $(IMAGE)) $(line)
 module  = $(python) -m $(or $(module.$1),$(subst -,.,$1)) $(options) $($(filter %_ARGS,$(takes.$1)))
-boxed   = $(call boxes,$(call line,fetch)) --write results --entrypoint python $(IMAGE)$(subst $(python),,$(module))
+in_box  = $(call boxes,$(call line,fetch)) --write results --entrypoint python $(IMAGE)$(subst $(python),,$(module))
 module.bench-memory := bench.memory measure
 module.budgets := bench.memory pinned
 module.results-index := bench.results
@@ -264,7 +265,7 @@ docs-tables: setup  ## write the tables of docs/ that say what the code says; a 
 bench-against bench-gpu bench-peer bench-peer-real bench-peer-supervised budgets results-index docs-tables:
 	@$(call module,$@)
 bench bench-ablation bench-memory:
-	@$(if $(filter local,$(RUNTIME)),$(call module,$@),$(call boxed,$@))
+	@$(if $(filter local,$(RUNTIME)),$(call module,$@),$(call in_box,$@))
 bench-micro: setup  ## measure small functions with pytest-benchmark; each run is kept in .benchmarks
 	@$(python) -m pytest bench/micro --benchmark-only --benchmark-autosave -q $(BENCH_ARGS)
 
