@@ -1,6 +1,8 @@
 """States of all random number generators that training may draw from: saving and restoring."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -39,3 +41,13 @@ def set_random_state(state: RandomState) -> None:
         torch.cuda.set_rng_state(state.cuda[0])
     random.setstate(state.python)
     np.random.set_state(state.numpy)
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Restore the states at the end of the block, which calls code that may draw random numbers or seed generators."""
+    before = RandomState.model_validate(random_state())
+    try:
+        yield
+    finally:
+        set_random_state(before)

@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -159,6 +159,7 @@ def _prepare_and_run(
     """Run the stage's own code. Return its result and the predicted bytes of its peak."""
     run_stage = import_stage(run.stage)
     from rlhf.models import loading
+    from rlhf.models.random_state import kept_random_state
     from rlhf.observe.device import device_facts
     from rlhf.process.torch_setup import set_up_torch
 
@@ -174,7 +175,10 @@ def _prepare_and_run(
     name = f"{project}-{run.stage}-seed{loaded.recipe.seed}"
     first_step = checkpoint_step(run.resumed_from) + 1 if run.resumed_from else None
     config = loaded.recipe.model_dump(mode="json")
-    with tracking.trackers(reporters, run.path, project, name, config, first_step) as logs:
+    with ExitStack() as opened:
+        with kept_random_state():  # a tracker may draw from the generators of training, or seed them
+            trackers = tracking.trackers(reporters, run.path, project, name, config, first_step)
+            logs = [kept_random_state()(log) for log in opened.enter_context(trackers)]
         checks = LiveChecks(run, stop_on)
         run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
         if run.stage != PRETRAIN and (record := loading.conversion_of(run.base)):

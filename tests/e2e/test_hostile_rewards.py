@@ -1,11 +1,16 @@
-"""A run has the same bytes whatever the user's reward functions do to the process that calls them."""
+"""A run has the same bytes whatever the user's reward functions do, and whatever a tracker does to the generators."""
 
 import os
+import random
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from rlhf.observe import tracking
 from tests.helpers import beside, grouped, run_stages
 
 STAGE = Path("cpu-tiny/v1/grpo")
@@ -62,6 +67,17 @@ def state() -> tuple[object, ...]:
     return os.getcwd(), {**os.environ}, handlers, settings, mask, os.getpriority(os.PRIO_PROCESS, 0)
 
 
+@contextmanager
+def seeding_trackers(*_: object) -> Iterator[list[tracking.Log]]:
+    """A tracker that seeds every generator when it starts, and at each row."""
+
+    def log(step: int = 0, values: object = None) -> None:
+        random.seed(0), np.random.seed(0), torch.manual_seed(0)
+
+    log()
+    yield [log]
+
+
 def test_a_run_is_as_without_what_its_rewards_do(trained, tmp_path, monkeypatch):
     results = []
     for kind in ("kind", "hostile"):
@@ -72,6 +88,8 @@ def test_a_run_is_as_without_what_its_rewards_do(trained, tmp_path, monkeypatch)
         for name in ("datasets", "trl", "safetensors", "not_installed"):  # taken for libraries by a careless process
             (folder / f"{name}.py").write_text("raise SystemError\n")
         monkeypatch.chdir(folder)
+        if kind == "hostile":
+            monkeypatch.setattr(tracking, "trackers", seeding_trackers)
         section = {"reward_funcs": [f"mine:{name}" for name in HOSTILE], "reward_retries": 1, "normalize_scores": False}
         section |= {"steps": 2, "save_steps": 2, "eval_steps": 1}
         before = state()
