@@ -41,7 +41,9 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
 
 
 def stages_before(run: StageRun) -> list[StageName]:
-    """Return the stages to run before one; before an evaluation no policy where one is trained already."""
+    """Return the stages to run before one; before an evaluation those it compares alone, or one if none is trained."""
+    if run.stage == EVALUATE and run.parents.only:
+        return [*recipes.parents(run.loaded.recipe, run.stage), *run.parents.only]
     if run.stage == EVALUATE and run.parents.trained_policies():
         return recipes.parents(run.loaded.recipe, run.stage)
     return recipes.stages_before(run.loaded.recipe, run.stage)

@@ -13,11 +13,12 @@ from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand
 from rlhf.cli.recipe_options import REUSE, TRAINING_HELP, chooses_recipe
 from rlhf.cli.summary_tables import summary_table, targets_table
+from rlhf.errors import OptionError
 from rlhf.observe import tracking, watch
 from rlhf.process import children, cuda, distributed, endings, launching
 from rlhf.process import task as tasks
 from rlhf.process.task import Task
-from rlhf.recipe import MERGE, PRETRAIN, STAGES, PinnedRecipe, StageName
+from rlhf.recipe import EVALUATE, MERGE, POLICIES, PRETRAIN, STAGES, PinnedRecipe, PolicyName, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
 from rlhf.run.named import named_run
@@ -86,6 +87,12 @@ def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path
     "--if-needed", is_flag=True, help="Do nothing, and succeed, if the stage is finished or not part of the recipe."
 )
 @click.option(
+    "--only",
+    multiple=True,
+    type=OneOf(POLICIES),
+    help="Evaluate this policy instead of all that are trained. May be repeated.",
+)
+@click.option(
     "--stop-on",
     multiple=True,
     type=OneOf([*watch.CHECK_NAMES, "all"]),
@@ -108,6 +115,7 @@ def run(
     report_to: tuple[str, ...],
     with_parents: bool,
     if_needed: bool,
+    only: tuple[PolicyName, ...],
     stop_on: tuple[str, ...],
     preflight: bool,
     price: float | None,
@@ -115,6 +123,8 @@ def run(
     """Run one stage; `HELP` says how."""
     streams.outlast()
     _check_files_follow_data(choice, more_data)
+    if only and stage != EVALUATE:
+        raise OptionError(f"--only: it names policies to evaluate, and {stage} evaluates none; leave it out")
     loaded = choice.load(more_data, merging=stage == MERGE)
     task = tasks.task_of(
         loaded,
@@ -124,12 +134,13 @@ def run(
         resume=resume,
         report_to=list(report_to),
         stop_on=list(stop_on),
+        only=list(only),
         preflight=preflight,
         if_needed=if_needed,
     )
     if with_parents and (not if_needed or loaded.recipe.section(stage) is not None):
         cuda.set_environment(loaded.recipe)  # the checks of the chain import torch
-        this_run = StageRun(out, loaded, stage, reuse)
+        this_run = StageRun(out, loaded, stage, reuse, only=only)
         parents = [StageRun(out, loaded, name, reuse) for name in chain.stages_before(this_run)]
         chain.check_chain([*parents, this_run], preflight)
         chain.run_parents(task, parents)
@@ -146,7 +157,7 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
         screen.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return None
     cuda.set_environment(loaded.recipe)
-    this_run = StageRun(out, loaded, stage, reuse)
+    this_run = StageRun(out, loaded, stage, reuse, only=task.only)
     if task.if_needed and chain.report_done(this_run):
         return None
     if launching.needs_launch(loaded.recipe, stage) and this_run.done() is None:
@@ -162,6 +173,7 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
         preflight=lambda: chain.predict_peak(loaded, stage) if task.preflight else None,
         stop_on=task.stop_on,
         reuse_root=reuse,
+        only=task.only,
     )
     if summary is None or distributed.rank():
         return None

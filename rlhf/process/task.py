@@ -17,7 +17,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import children
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, PolicyName, StageName
 from rlhf.run import reader
 from rlhf.run.records import Record
 
@@ -35,6 +35,7 @@ class Task(Record):
     resume: bool | None = None  # see rlhf.stages.runner.execute, as for the next two
     report_to: list[str] = Field(default_factory=list)
     stop_on: list[str] = Field(default_factory=list)
+    only: list[PolicyName] = Field(default_factory=list)
     preflight: bool = True
     if_needed: bool = False  # a stage that is finished, or not part of the recipe, is no error
 

@@ -16,14 +16,14 @@ import platform
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, finite, free_name, sha256, sync_tree, write_json
-from rlhf.recipe import PRETRAIN, BaseSpec, PinnedRecipe, StageName
+from rlhf.recipe import PRETRAIN, BaseSpec, PinnedRecipe, PolicyName, StageName
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import Checkpoints, checkpoint_step
 from rlhf.run.comparisons import comparable_values, comparison, figures
@@ -54,17 +54,24 @@ class StageRun:
     """
 
     def __init__(
-        self, out: Path, loaded: PinnedRecipe, stage: StageName, reuse_root: Path | None = None, is_main: bool = True
+        self,
+        out: Path,
+        loaded: PinnedRecipe,
+        stage: StageName,
+        reuse_root: Path | None = None,
+        is_main: bool = True,
+        only: Sequence[PolicyName] = (),
     ):
         """`out` is the runs root. Finished stages that it lacks are taken from `reuse_root`, another one.
 
-        Of several processes that share the stage one `is_main`. The others read the directory and never write.
+        Of several processes that share the stage one `is_main`. The others read the directory and never write. `only`
+        are the policies that an evaluation compares, instead of all that are trained.
         """
         self.loaded, self.stage, self.is_main = loaded, stage, is_main
         self.run_directory = out / loaded.name / loaded.version
         self.path = self.run_directory / stage
         self.parents = Parents(
-            loaded, stage, self.run_directory, reuse_root / loaded.name / loaded.version if reuse_root else None
+            loaded, stage, self.run_directory, reuse_root / loaded.name / loaded.version if reuse_root else None, only
         )
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed

@@ -11,6 +11,7 @@ from rlhf.recipe import EVALUATE, POLICIES, SFT, PinnedRecipe, PolicyName, Stage
 from rlhf.run import other_settings, records
 from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
+from rlhf.terminal import say
 
 
 class ParentMissing(UserError):
@@ -31,8 +32,16 @@ class ParentMissing(UserError):
 class Parents:
     """The stages that one stage builds on, in its run directory or in `reuse_directory`, another run directory."""
 
-    def __init__(self, loaded: PinnedRecipe, stage: StageName, run_directory: Path, reuse_directory: Path | None):
-        self.loaded = loaded
+    def __init__(
+        self,
+        loaded: PinnedRecipe,
+        stage: StageName,
+        run_directory: Path,
+        reuse_directory: Path | None,
+        only: Sequence[PolicyName] = (),
+    ):
+        """`only`: the policies that an evaluation compares, instead of all that are trained."""
+        self.loaded, self.only = loaded, only
         self.stage: StageName = stage
         self.run_directory = run_directory
         self.reuse_directory = reuse_directory
@@ -89,8 +98,30 @@ class Parents:
 
     def trained_policies(self) -> list[PolicyName]:
         """Return the finished stages whose policies an evaluation compares with their start."""
-        finished = [stage for stage in POLICIES if (self.run_directory / stage / SUMMARY).exists()]
-        return [stage for stage in POLICIES if stage in finished or self.elsewhere(stage)]
+        compared = self.only or POLICIES
+        finished = [stage for stage in compared if (self.run_directory / stage / SUMMARY).exists()]
+        return [stage for stage in POLICIES if stage in compared and (stage in finished or self.elsewhere(stage))]
+
+    def require_policies(self) -> list[PolicyName]:
+        """Return the policies that an evaluation compares; say which ones of the recipe this run has not trained.
+
+        Raises UserError for one that has not finished, or that was asked for and is missing.
+        """
+        trained = self.trained_policies()
+        for policy in (policy for policy in self.only if policy not in trained):
+            if self.loaded.recipe.section(policy) is None:
+                raise UserError(recipes.no_section(policy, self.loaded))
+            raise ParentMissing(policy, self.folder(policy))
+        left_out = [] if self.only else [policy for policy in self.loaded.recipe.policies() if policy not in trained]
+        for policy in left_out:
+            folder = self.run_directory / policy
+            if (folder / MANIFEST).exists():
+                others = " ".join(f"--only {name}" for name in trained)
+                alone = f", or evaluate the others alone with {others}" if others else ""
+                raise UserError(f"{folder}: {policy} still trains, or was stopped: let it finish{alone}")
+        if left_out:
+            say(f"not evaluated, for this run has not trained them: {', '.join(left_out)}")
+        return trained
 
     def elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another run has finished a stage with the same settings, or None."""

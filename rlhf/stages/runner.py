@@ -26,6 +26,7 @@ from rlhf.recipe import (
     Evaluate,
     OnlineOptions,
     PinnedRecipe,
+    PolicyName,
     StageName,
     no_section,
     parents,
@@ -70,16 +71,18 @@ def execute(
     preflight: Callable[[], int | None] = lambda: None,
     stop_on: Sequence[str] = (),
     reuse_root: Path | None = None,
+    only: Sequence[PolicyName] = (),
 ) -> Executed:
     """Run one stage unless it is done already.
 
     `resume`: continue an unfinished run from its newest checkpoint (True), or set it aside and begin anew (False); for
     None such a run is refused. `preflight` predicts the bytes of the stage's peak, or raises UserError, before anything
     is loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
-    `reuse_root`: another runs root, whose finished stages are used where `out` has none.
+    `reuse_root`: another runs root, whose finished stages are used where `out` has none. `only`: the policies that an
+    evaluation compares, instead of all that are trained.
     """
     cuda.set_environment(loaded.recipe)
-    run = StageRun(out, loaded, stage, reuse_root, is_main=not distributed.rank())
+    run = StageRun(out, loaded, stage, reuse_root, is_main=not distributed.rank(), only=only)
     check_section(loaded, stage)
     _check_memory_limit(stage)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked(), ended_afterwards():
@@ -146,7 +149,7 @@ def _check_parents(run: StageRun) -> None:
     needed = parents(run.loaded.recipe, run.stage)
     for parent in needed:
         run.parents.require(parent)
-    policies = run.parents.trained_policies() if run.stage == EVALUATE else []
+    policies = run.parents.require_policies() if run.stage == EVALUATE else []
     for policy in policies:
         verified(run.parents.folder(policy).parent, policy)
     for finished in (*needed, *policies) if run.is_main else ():

@@ -189,3 +189,42 @@ def test_a_run_whose_recipe_is_gone_names_the_option_for_it(command, run, tmp_pa
     (tmp_path / "none").mkdir()
     err = command("chat", run, "--recipe-root", tmp_path / "none")[2]
     assert f"its recipe cpu-tiny/v1 is not in {tmp_path / 'none'}; --recipe-root names" in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("begun", "finished", "only", "expected"),
+    [
+        (
+            ["ppo"],
+            ["dpo"],
+            [],
+            "ppo still trains, or was stopped: .* evaluate the others alone with --only dpo$",
+        ),
+        (["ppo"], [], [], "ppo still trains, or was stopped: let it finish$"),
+        (["ppo"], ["dpo"], ["dpo"], ["dpo"]),
+        ([], ["dpo"], [], ["dpo"]),
+        ([], ["ppo", "dpo"], ["ppo"], ["ppo"]),
+        ([], ["ppo", "dpo"], [], ["ppo", "dpo"]),
+        (["ppo"], ["dpo"], ["ppo"], "ppo did not finish"),
+        ([], ["dpo"], ["ppo"], "ppo has not been run"),
+        ([], ["dpo"], ["grpo"], "has no such stage"),
+    ],
+)
+def test_an_evaluation_passes_over_no_policy_in_silence(tmp_path, capsys, begun, finished, only, expected):
+    for stage in (*begun, *finished):
+        run_directory = made(tmp_path, stage)
+        if stage in finished:
+            (run_directory / stage / "summary.json").write_text("{}")
+    parents = StageRun(tmp_path, small(), "evaluate", only=only).parents
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            parents.require_policies()
+        return
+    assert parents.require_policies() == expected
+    left_out = not only and "ppo" not in finished
+    assert ("not evaluated, for this run has not trained them: ppo" in capsys.readouterr().err) == left_out
+
+
+def test_only_an_evaluation_has_policies_to_choose(command, tmp_path):
+    code, _, err = command("run", "sft", "--recipe", RECIPE, "--out", tmp_path, "--only", "ppo")
+    assert code == 2 and "--only: it names policies to evaluate, and sft evaluates none" in err
