@@ -12,7 +12,7 @@ from typing import Any
 from bench import paths
 from bench.paths import ROOT
 from bench.steps import telemetry
-from bench.svg import picture
+from bench.svg import Axes, picture
 from rlhf.run import reader
 from rlhf.run.layout import METRICS, SAMPLES
 from rlhf.run.outcomes import Reproduction, SampleLine
@@ -22,7 +22,6 @@ RECORDS = ROOT / "results" / "cpu-smollm2-sums" / "v1" / "cpu"
 IMAGE = ROOT / "docs" / "images" / "sums.svg"
 SHOWN = 3  # questions of the table: the first held-out ones
 REWARD = "reward_numeric_answer"
-WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 58, 16, 14, 64
 COLOURS = ("#1f6feb", "#cf222e", "#1a7f37", "#8250df", "#9a6700")
 
 
@@ -84,53 +83,21 @@ def chart() -> str:
     """Return the share of right answers over the steps as SVG: in training as lines, on held-out questions as dots."""
     logs = logged(newest())
     last = max(lines[-1].step for lines in logs.values())
-    parts = _grid(last)
-    for number, (seed, lines) in enumerate(logs.items()):
-        parts += _curve(lines, last, seed, COLOURS[number % len(COLOURS)], number)
-    middle = (LEFT + WIDE - RIGHT) / 2
-    parts.append(
-        f'<text x="{middle:.0f}" y="{HIGH - 26}" text-anchor="middle">step of GRPO</text>'
-        f'<text x="{middle:.0f}" y="{HIGH - 8}" text-anchor="middle" fill="#666">'
-        "lines: the 64 answers of a step; dots: answers to 64 held-out questions</text>"
-        f'<text transform="translate(16 {(HIGH - BOTTOM + TOP) / 2:.0f}) rotate(-90)" text-anchor="middle">'
-        "right answers, %</text>"
-    )
-    return picture(WIDE, HIGH, parts)
+    axes = Axes(640, 300, 58, 16, 14, 64, across=lambda step: step / last, up=lambda share: share)
+    parts = axes.grid({n: str(n) for n in range(0, last + 1, 5)}, {n / 100: str(n) for n in range(0, 101, 20)})
+    colours = dict(zip(logs, COLOURS, strict=False))
+    for seed, lines in logs.items():
+        training = [(line.step, float(line.values["objective/scores"] or 0.0)) for line in lines]
+        parts.append(axes.line(training, colours[seed], opacity=0.6))
+        parts += [axes.dot(point, colours[seed], f"step {point[0]}: {point[1]:.1%}") for point in held_out(lines)]
+    parts += axes.key({f"seed {seed}": colour for seed, colour in colours.items()}, axes.left + 18, axes.top + 14)
+    note = "lines: the 64 answers of a step; dots: answers to 64 held-out questions"
+    parts += axes.titles("step of GRPO", "right answers, %", note)
+    return picture(axes.wide, axes.high, parts)
 
 
-def _x(step: float, last: int) -> float:
-    """Return the place of a step across the picture."""
-    return LEFT + step / last * (WIDE - LEFT - RIGHT)
-
-
-def _y(share: float) -> float:
-    """Return the place of a share, 0 to 1, down the picture."""
-    return HIGH - BOTTOM - share * (HIGH - BOTTOM - TOP)
-
-
-def _grid(last: int) -> list[str]:
-    """Return the ticks of both axes."""
-    parts = []
-    for percent in range(0, 101, 20):
-        at = _y(percent / 100)
-        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDE - RIGHT}" stroke="#e4e4e4"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{percent}</text>')
-    for step in range(0, last + 1, 5):
-        parts.append(f'<text x="{_x(step, last):.1f}" y="{HIGH - BOTTOM + 17}" text-anchor="middle">{step}</text>')
-    return parts
-
-
-def _curve(lines: Sequence[MetricsLine], last: int, seed: str, colour: str, number: int) -> list[str]:
-    """Return a seed's line of training, its dots of held-out questions, the base's at step 0, and its name."""
-    training = [(line.step, float(line.values["objective/scores"] or 0.0)) for line in lines]
-    held_out = [(line.step, line.values[f"eval/{REWARD}"]) for line in lines if f"eval/{REWARD}" in line.values]
+def held_out(lines: Sequence[MetricsLine]) -> list[tuple[int, float]]:
+    """Return the steps at which held-out questions were answered, and the share that was right: the base's at 0."""
     base = next(line.values[f"eval/{REWARD}_base"] for line in lines if f"eval/{REWARD}_base" in line.values)
-    points = " ".join(f"{_x(step, last):.1f},{_y(share):.1f}" for step, share in training)
-    parts = [f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.4" stroke-opacity="0.6"/>']
-    for step, share in [(0, base), *held_out]:
-        if share is not None:
-            parts.append(f'<circle cx="{_x(step, last):.1f}" cy="{_y(share):.1f}" r="4.5" fill="{colour}"/>')
-    down = TOP + 18 + 18 * number
-    parts.append(f'<circle cx="{LEFT + 18}" cy="{down - 4}" r="4.5" fill="{colour}"/>')
-    parts.append(f'<text x="{LEFT + 30}" y="{down}">seed {seed}</text>')
-    return parts
+    shares = [(0, base), *((line.step, line.values.get(f"eval/{REWARD}")) for line in lines)]
+    return [(step, share) for step, share in shares if share is not None]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bench.paths import ROOT
-from bench.svg import picture
+from bench.svg import Axes, picture
 from studies.kinds import OutsideRecord, OutsideRow
 from studies.outside.adapter_page import PEER, Compared, compared
 
@@ -13,40 +13,15 @@ ERRORS = ROOT / "docs" / "images" / "outside-errors.svg"
 
 def plot(rows: Sequence[OutsideRow]) -> str:
     """Return the predicted over measured maximum of reserved memory as SVG, one dot for each run, with the diagonal."""
-    wide, high, left, bottom = 560, 360, 60, 46
-    low, top = 18.0, 38.0  # GiB
-
-    def x(size: float) -> float:
-        return left + (size / 2**30 - low) / (top - low) * (wide - left - 14)
-
-    def y(size: float) -> float:
-        return high - bottom - (size / 2**30 - low) / (top - low) * (high - bottom - 14)
-
-    parts: list[str] = []
-    for tick in range(20, 38, 4):
-        at = tick * 2**30
-        parts.append(f'<path d="M{x(at):.1f} {y(low * 2**30):.1f}V{y(top * 2**30):.1f}" stroke="#ddd"/>')
-        parts.append(f'<path d="M{x(low * 2**30):.1f} {y(at):.1f}H{x(top * 2**30):.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x(at):.1f}" y="{high - bottom + 16}" text-anchor="middle">{tick}</text>')
-        parts.append(f'<text x="{left - 8}" y="{y(at) + 4:.1f}" text-anchor="end">{tick}</text>')
-    ends = low * 2**30, top * 2**30
-    line = f"M{x(ends[0]):.1f} {y(ends[0]):.1f}L{x(ends[1]):.1f} {y(ends[1]):.1f}"
-    parts.append(f'<path d="{line}" stroke="#888" stroke-dasharray="4 3"/>')
+    low, high = 18.0, 38.0  # GiB
+    axes = Axes(560, 360, 60, 14, 14, 62, *[lambda size: (size - low) / (high - low)] * 2)
+    ticks = {float(tick): str(tick) for tick in range(20, 38, 4)}
+    parts = [*axes.grid(ticks, ticks), axes.line([(low, low), (high, high)], "#888")]
     for row in rows:
-        measured, predicted = row["measured"]["reserved_max"], row["predicted"]["reserved_max"]
-        title = f"{row['name']}: {row['error']['reserved_max']:+.2%}"
-        parts.append(
-            f'<circle cx="{x(measured):.1f}" cy="{y(predicted):.1f}" r="3.5" fill="#1f6feb" fill-opacity="0.6">'
-            f"<title>{title}</title></circle>"
-        )
-    middle = (left + wide) / 2
-    parts.append(
-        f'<text x="{middle:.0f}" y="{high - 10}" text-anchor="middle">measured on an L40S, GiB reserved</text>'
-    )
-    parts.append(
-        f'<text transform="translate(16 {high / 2:.0f}) rotate(-90)" text-anchor="middle">predicted, no GPU</text>'
-    )
-    return picture(wide, high, parts)
+        point = (row["measured"]["reserved_max"] / 2**30, row["predicted"]["reserved_max"] / 2**30)
+        parts.append(axes.dot(point, "#1f6feb", f"{row['name']}: {row['error']['reserved_max']:+.2%}", opacity=0.6))
+    parts += axes.titles("measured on an L40S, GiB reserved", "predicted, no GPU", "line: equal")
+    return picture(axes.wide, axes.high, parts)
 
 
 def errors(runs: Sequence[Compared]) -> str:
