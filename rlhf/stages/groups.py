@@ -44,7 +44,7 @@ from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.reward_sum import ByName, RewardSum, mean_rewards, without_verdict
 from rlhf.stages.online.role_passes import ScoreNorm
-from rlhf.stages.online.session import Session
+from rlhf.stages.online.session import Session, begin
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, weighted_numbers
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
@@ -98,8 +98,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against its start on held-out prompts."""
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)
-    # Keep this order: two of these calls draw from torch's generator, and released results depend on it.
-    session = Session(run, device, options)
+    session = begin(run, device, options)
     session.measure_reference()
     score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     learner = Learner(run.stage, session.shared, options, score_norm)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.errors import UserError
@@ -40,7 +40,7 @@ from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.reward_sum import FunctionRewards, mean_rewards
 from rlhf.stages.online.role_passes import ScoreNorm
-from rlhf.stages.online.session import Session
+from rlhf.stages.online.session import begin
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, weighted_numbers
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
@@ -76,11 +76,11 @@ class Batch(TrainingBatch):
 def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter, and measure it against its start on held-out prompts."""
     options = run.loaded.recipe.options(Ppo)
-    # Keep this order: three of these calls draw from torch's generator, and released results depend on it.
-    session = Session(run, device, options)
+    session = begin(run, device, options)
     session.measure_reference()
     score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
-    learner = Learner(session.shared, session.rm_dir, options, score_norm)
+    critic = new_critic(session.shared, session.rm_dir, options, score_norm)
+    learner = Learner(session.shared, options, score_norm, critic)
     session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
     with Bar("ppo", options.steps) as bar:
@@ -183,24 +183,27 @@ def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -
 # -- 5 update ----------------------------------------------------------------------------------------------------------
 
 
+def new_critic(shared: SharedBase, rm_dir: Path, options: Ppo, score_norm: ScoreNorm) -> list[nn.Parameter]:
+    """Add the critic to the base; return its parameters. peft draws an adapter's from torch's generator first."""
+    if options.value_model == "head":
+        return list(shared.add_value_head().parameters())
+    if options.model_scores:
+        # The critic starts as the model's part of the shaped score, weight * (s - mean) / sd.
+        start = SIGMOID_TANGENT if options.sigmoid_scores else score_norm
+        head = shared.add_value_adapter(rm_dir, start.mean, start.sd, options.model_weight)
+    else:
+        head = shared.add_value_copy()
+    return [*head.parameters(), *shared.roles.parameters("value")]
+
+
 class Learner:
     """Policy and critic, their losses, and the state of their training.
 
     `TrainState` has the critic's parameters under the name `value`, be it an adapter or a head on the policy.
     """
 
-    def __init__(self, shared: SharedBase, rm_dir: Path, options: Ppo, score_norm: ScoreNorm):
+    def __init__(self, shared: SharedBase, options: Ppo, score_norm: ScoreNorm, critic_parameters: list[nn.Parameter]):
         self.shared, self.options = shared, options
-        if options.value_model == "head":
-            critic_parameters = list(shared.add_value_head().parameters())
-        else:
-            if options.model_scores:
-                # The critic starts as the model's part of the shaped score, weight * (s - mean) / sd.
-                start = SIGMOID_TANGENT if options.sigmoid_scores else score_norm
-                head = shared.add_value_adapter(rm_dir, start.mean, start.sd, options.model_weight)
-            else:
-                head = shared.add_value_copy()
-            critic_parameters = [*head.parameters(), *shared.roles.parameters("value")]
         policy = TrainedParameters(shared.roles.parameters("policy"), options.learning_rate)
         critic = TrainedParameters(critic_parameters, options.value_learning_rate)
         self.state = TrainState("ppo", shared, options, score_norm, {"policy": policy, "value": critic})

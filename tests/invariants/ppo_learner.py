@@ -10,7 +10,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.role_passes import ScoreNorm
-from rlhf.stages.ppo import Learner, make_batch
+from rlhf.stages.ppo import Learner, make_batch, new_critic
 from tests.helpers import small
 
 NORM = ScoreNorm(0.1, 0.7)
@@ -42,7 +42,9 @@ def roles(run: StageRun, lean: bool = False) -> SharedBase:
 
 def new_learner(run: StageRun, kind: str = "head", lean: bool = False, **changes) -> Learner:
     shared = roles(run, lean)
-    learner = Learner(shared, run.parents.require("rm"), options(value_model=kind, **changes), NORM)
+    settings = options(value_model=kind, **changes)
+    critic = new_critic(shared, run.parents.require("rm"), settings, NORM)
+    learner = Learner(shared, settings, NORM, critic)
     if kind == "head":  # a critic that says 0 everywhere would hide mistakes
         assert shared.value_head
         torch.nn.init.normal_(shared.value_head.weight, std=0.1)

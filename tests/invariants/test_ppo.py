@@ -31,7 +31,7 @@ from rlhf.stages.online.prompts import prompt_order
 from rlhf.stages.online.role_passes import ScoreNorm, measure_score_norm
 from rlhf.stages.online.session import sampling_settings
 from rlhf.stages.online.train_state import APPROX_KL, read_state
-from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch
+from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch, new_critic
 from tests.helpers import not_none, noted, small
 from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
 from tests.rollouts import made_up_rollout, mean_entropy
@@ -514,7 +514,9 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     learner.update(make_batch(learner, rollout))
 
     saved = read_state(tmp_path / "step-000001")
-    again = Learner(roles(run), run.parents.require("rm"), learner.options, ScoreNorm(*saved.norm))
+    shared, norm = roles(run), ScoreNorm(*saved.norm)
+    critic = new_critic(shared, run.parents.require("rm"), learner.options, norm)
+    again = Learner(shared, learner.options, norm, critic)
     again.state.restore(saved, tmp_path / "step-000001" / "state.pt")
     assert again.state.schedule.state_dict() == learner.state.schedule.state_dict()
     assert (again.state.step, again.state.score_norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)

@@ -9,7 +9,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.role_passes import ScoreNorm
-from rlhf.stages.ppo import Learner
+from rlhf.stages.ppo import Learner, new_critic
 from tests.helpers import not_none, small
 
 NORM = ScoreNorm(0.05, 0.4)
@@ -25,7 +25,7 @@ def new_learner(root: Path, settings: Ppo, moved: bool = True) -> Learner:
     )
     if settings.model_scores:
         shared.add_reward(rm)
-    learner = Learner(shared, rm, settings, NORM)
+    learner = Learner(shared, settings, NORM, new_critic(shared, rm, settings, NORM))
     if moved:
         for weight in (*shared.roles.parameters("policy"), not_none(shared.value_head).weight):
             weight.data += 0.05 * torch.randn(weight.shape)

@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation.policies import PolicySamples, gains_over_start, measure, sample_of
 from rlhf.evaluation.reward_model import add_reward_models
 from rlhf.files import remove
@@ -42,67 +44,92 @@ from rlhf.terminal.progress import Bar
 LOGGED_PROMPTS = 8  # held-out prompts whose responses are logged
 
 
-class Session:
-    """Data, models, sampling, evaluation and log files of one run.
+def begin(run: StageRun, device: torch.device, options: OnlineOptions) -> "Session":
+    """Read the data and load the models of a run. New adapters are drawn from torch's generator, seeded here."""
+    run.total_steps = options.steps
+    telemetry = Telemetry(device)
+    client = vllm.Client(options.vllm_url, partial(_server_command, run, options)) if options.vllm_url else None
+    tokenizer = load_tokenizer(run.base)
+    prompts, reward_sum = _read_prompts(run, tokenizer, options)
+    run.describe(cuts={"prompts_cut": prompts.cut})
+    torch.manual_seed(run.loaded.recipe.seed)
+    with telemetry.phase("load"):
+        shared = _load_models(run, device, options, tokenizer)
+    telemetry.loaded()
+    saved = _read_checkpoint(run)
+    return Session(run, device, options, telemetry, client, tokenizer, prompts, reward_sum, shared, saved)
 
-    Loads the base with the roles `policy` and `reference`, both at the start (SFT, or the base itself), and the reward
-    model where the stage needs it.
+
+def _read_prompts(
+    run: StageRun, tokenizer: DialogueTokenizer, options: OnlineOptions
+) -> tuple[OnlinePrompts, RewardSum | None]:
+    """Return the prompts, and the rewards where the score is a sum of them."""
+    corpus, reward_sum = load_corpus(run, tokenizer), None
+    split = corpus.prompts(run.stage)
+    if options.sums_rewards:
+        reward_sum = RewardSum(run.stage, options, corpus.right_answers(), tokenizer, run.path)
+        split = reward_sum.usable(split)
+    return OnlinePrompts(split, tokenizer, options, run.loaded.recipe.seed), reward_sum
+
+
+def _load_models(
+    run: StageRun, device: torch.device, options: OnlineOptions, tokenizer: DialogueTokenizer
+) -> SharedBase:
+    """Return the base with the roles that all methods need; PPO adds a critic."""
+    recipe, base, start = run.loaded.recipe, load_base(run.base, device), run.parents.start()
+    policy = lora_config(recipe.lora, base, "CAUSAL_LM") if start is None else start
+    roles: dict[Role, AdapterStart] = {"policy": policy, "reference": start}
+    shared = SharedBase(base, roles, trainable=("policy",), lean=recipe.hardware.trunk == "lean")
+    if options.gradient_checkpointing:
+        shared.base.activation_checkpointing_enable()
+        shared.base.enable_input_require_grads()
+    if options.model_scores:
+        add_reward_models(shared, run)
+    check_sampling(shared.base, tokenizer)
+    return shared
+
+
+def _server_command(run: StageRun, options: OnlineOptions) -> str:
+    """Return the command that starts the server of a run."""
+    return start_command(run.loaded.recipe, options, base_name(run.base))
+
+
+def _read_checkpoint(run: StageRun) -> SavedState | None:
+    """Return the state that a resumed run continues from; None in a new run."""
+    if run.resumed_from is None:
+        return None
+    with with_resume_advice(run.resumed_from):
+        return read_state(run.resumed_from)
+
+
+class Session:
+    """Data, models, sampling, evaluation and log files of one run; `begin` makes it.
+
+    `shared` has the roles `policy` and `reference`, both at the start (SFT, or the base itself), and the reward model
+    where the stage needs it. `saved` is the state that a resumed run continues from.
     """
 
-    def __init__(self, run: StageRun, device: torch.device, options: OnlineOptions):
+    def __init__(
+        self,
+        run: StageRun,
+        device: torch.device,
+        options: OnlineOptions,
+        telemetry: Telemetry,
+        client: vllm.Client | None,
+        tokenizer: DialogueTokenizer,
+        prompts: OnlinePrompts,
+        reward_sum: RewardSum | None,
+        shared: SharedBase,
+        saved: SavedState | None,
+    ):
         self.run, self.device, self.recipe, self.options = run, device, run.loaded.recipe, options
-        run.total_steps = options.steps
-        self.telemetry = Telemetry(device)
+        self.telemetry, self.tokenizer, self.shared = telemetry, tokenizer, shared
+        self.prompts, self.reward_sum, self._saved = prompts, reward_sum, saved
         self.rm_dir = run.parents.folder(RM)
         self.sampling = sampling_settings(options)
-        self.client = vllm.Client(options.vllm_url, self._server_command) if options.vllm_url else None
-        self._server_is_checked = False
-        self.tokenizer = load_tokenizer(run.base)
-        self.prompts, self.reward_sum = self._read_prompts()
-        run.describe(cuts={"prompts_cut": self.prompts.cut})
-        torch.manual_seed(self.recipe.seed)
-        with self.phase("load"):
-            self.shared = self._load_models()
-        self.telemetry.loaded()
-        self._saved = self._read_checkpoint()
+        self.client, self._server_is_checked = client, False
         self._reference_samples: PolicySamples  # of `measure_reference`
         self._policy_samples: PolicySamples | None = None  # of the last evaluation; None before the first
-
-    def _read_prompts(self) -> tuple[OnlinePrompts, RewardSum | None]:
-        """Return the prompts, and the rewards where the score is a sum of them."""
-        stage, options, corpus = self.run.stage, self.options, load_corpus(self.run, self.tokenizer)
-        split, reward_sum = corpus.prompts(stage), None
-        if options.sums_rewards:
-            reward_sum = RewardSum(stage, options, corpus.right_answers(), self.tokenizer, self.run.path)
-            split = reward_sum.usable(split)
-        prompts = OnlinePrompts(split, self.tokenizer, options, self.recipe.seed)
-        return prompts, reward_sum
-
-    def _load_models(self) -> SharedBase:
-        """Return the base with the roles that all methods need; a learner adds a critic."""
-        base, start, lean = (
-            load_base(self.run.base, self.device),
-            self.run.parents.start(),
-            self.recipe.hardware.trunk == "lean",
-        )
-        policy = lora_config(self.recipe.lora, base, "CAUSAL_LM") if start is None else start
-        roles: dict[Role, AdapterStart] = {"policy": policy, "reference": start}
-        shared = SharedBase(base, roles, trainable=("policy",), lean=lean)
-        if self.options.gradient_checkpointing:
-            shared.base.activation_checkpointing_enable()
-            shared.base.enable_input_require_grads()
-        if self.options.model_scores:
-            add_reward_models(shared, self.run)
-        check_sampling(shared.base, self.tokenizer)
-        return shared
-
-    def _read_checkpoint(self) -> SavedState | None:
-        """Return the state that a resumed run continues from; None in a new run."""
-        checkpoint = self.run.resumed_from
-        if checkpoint is None:
-            return None
-        with with_resume_advice(checkpoint):
-            return read_state(checkpoint)
 
     def measure_reference(self) -> None:
         """Measure the reference on held-out prompts: the policy's gains are in its standard deviations."""
@@ -153,7 +180,9 @@ class Session:
             finally:
                 remove(folder)
             if not self._server_is_checked:
-                check_served(shared, rollout, self.recipe, self.options, self._server_command)
+                check_served(
+                    shared, rollout, self.recipe, self.options, partial(_server_command, self.run, self.options)
+                )
                 self._server_is_checked = True
         else:
             with shared.role("policy"):
@@ -162,10 +191,6 @@ class Session:
         if shared.lean_trunk is None or copies == 1:
             return rollout
         return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))
-
-    def _server_command(self) -> str:
-        """Return the command that starts the server of this run."""
-        return start_command(self.recipe, self.options, base_name(self.run.base))
 
     def function_rewards(self, step: int, rollout: Rollout) -> FunctionRewards | None:
         """Return what reward functions give the responses to the prompts of a step; None where a recipe names none."""
