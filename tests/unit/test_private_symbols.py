@@ -78,7 +78,7 @@ def test_a_version_that_lacks_a_private_symbol_is_named(symbol, monkeypatch):
     )
     # bitsandbytes' CUDA backend looks up a function that a torch without CUDA lacks.
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
-    found = importlib.import_module(package if module.startswith("torch.ops") else module)
+    found: Any = importlib.import_module(package if module.startswith("torch.ops") else module)
     path = f"{module.partition('.')[2]}.{name}" if module.startswith("torch.ops") else name
     for part in path.split("."):
         of_instances = isinstance(found, type) and f"self.{part} = " in inspect.getsource(found)
