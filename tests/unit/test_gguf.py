@@ -18,8 +18,8 @@ from rlhf.data import tokenize
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.models import gguf, wheels
-from rlhf.recipe import Model, Tokenizer
+from rlhf.models import gguf, loading, wheels
+from rlhf.recipe import BaseSpec, Model, Tokenizer
 from rlhf.recipe.schema_model import PackageFile
 
 writer = pytest.importorskip("gguf")
@@ -200,6 +200,18 @@ def test_a_file_of_another_model_than_its_header_says_is_refused(tmp_path, witho
     """A layer, biases and the factors of a rope that transformers would leave out, a weight that it would draw."""
     tiny(tmp_path / "odd.gguf", without=without, others=others)
     assert said in refused(gguf.converted, tmp_path / "odd.gguf")
+
+
+def test_a_file_is_loaded_without_a_run_and_the_manifest_names_it(file):
+    """The runner notes what a base was converted from, in any stage that loads one."""
+    spec = BaseSpec(
+        Model(source="local", name=str(file), dtype="float32"),
+        Tokenizer(source="local", name=str(file), template="chat"),
+    )
+    base, tokenizer = loading.load_base(spec, torch.device("cpu")), loading.load_tokenizer(spec)
+    assert base.config.num_hidden_layers == LAYERS and tokenizer.hf.eos_token == "<|im_end|>"
+    record = loading.conversion_of(spec)
+    assert record and record.sha256 == sha256(file)
 
 
 def test_factors_of_a_rope_without_scaling_are_no_loss(tmp_path):
