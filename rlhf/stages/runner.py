@@ -210,7 +210,9 @@ def progress(run: StageRun) -> str:
     except (OSError, ValueError):
         steps = []
     if not steps:
-        return f"{run.stage} has no checkpoint yet and begins anew"
+        first = getattr(run.loaded.recipe.section(run.stage), "save_steps", None)
+        due = f" (the first is due at step {first})" if first else ""
+        return f"{run.stage} has no checkpoint yet{due}: the same command begins it anew"
     return f"{run.checkpoints.of(steps[-1])} is kept: {resume_command()} continues from it"
 
 
