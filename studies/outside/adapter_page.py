@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from bench.reading import read
 from rlhf.plan.fit import USABLE
 from studies.kinds import OpenPredictions
-from studies.outside import opened
+from studies.outside import blind_page, opened
 from studies.paths import OUTSIDE
 
 OPEN = OUTSIDE / "open-t4.json"  # predictions for the open runs, by `python -m studies.outside.blind --open`
@@ -69,20 +69,6 @@ with sdpa (4 × 1024, and the first run of 2 × 512).
 | run | allocated, measured, MiB | error | reserved, measured, MiB | error | peer: allocated | peer: process |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 {rows}
-
-## Blind predictions
-
-Three files hold predictions for runs whose measured figures nobody here had seen when they were committed:
-the T4 (12 runs of fitcheck-llm, blind-t4.json), an RTX 4080
-(12 runs of can-i-finetune-this, blind-rtx4080.json) and IBM's PowerLM-3b on an A100 (8 runs of fms-acceleration,
-blind-granite.json). Each names its date and the commit of the code. A correction is a second file.
-
-- On an NF4 base the 4080's runs compute in float32, because peft casts what is not packed and bitsandbytes computes in
-  the type of its input. So attention is neither flash attention nor the memory-efficient kernel, but plain steps.
-- Checkpointing of the 4080's NF4 runs was reentrant; it is predicted as if it were not.
-- The loops ran with later versions of the libraries than these runs, whose sources were read where memory is concerned.
-- Seconds of a step are intervals, from counted work and nominal rates. The T4's are calibrated by hand on open runs of
-  Qwen2.5-1.5B and TinyLlama.
 """
 HOLE = """
 ## The largest hole
@@ -134,7 +120,7 @@ def name(run: dict[str, Any]) -> str:
 
 def section() -> str:
     """Return the part of the page."""
-    return _t4() + opened.section() + HOLE
+    return _t4() + blind_page.section() + opened.section() + HOLE
 
 
 def _t4() -> str:
