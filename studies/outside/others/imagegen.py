@@ -38,6 +38,9 @@ AT_START = 2 << 20  # bytes that utils.py takes off: what was reserved before th
 def predict(run: dict[str, Any]) -> Peaks:
     """Return what is predicted for a run of the settings; raises ValueError if its adapter has another size here."""
 
+    if run["peft_config"] and run["peft_config"]["peft_type"] == "FROD":
+        raise ValueError("its decomposition of every weight on the CPU takes minutes and more memory than was at hand")
+
     def train(recorder: StandIn) -> None:
         training, adapter = run["train_config"], run["peft_config"]
         with recorder.paused():
