@@ -130,6 +130,9 @@ CARDS = {  # by the recipe's hardware.name: `h100` is the PCIe card, `8xh100` SX
     ),
 }
 
+# Bytes of a card that the driver's context and the kernels' code take beside torch's allocator: `nvidia-smi` shows them
+# as a process's use above what is reserved. A guess for large cards; on a Tesla T4 others measured 140.9 MiB.
+CONTEXT = 600_000_000
 SMALL_WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024
 LARGE_WORKSPACE = 32 * 1024 * 1024
 

@@ -41,13 +41,14 @@ class Deep(NamedTuple):
     sources: list[int]
 
 
-def deepen(shallow: Sequence[Event], deeper: Sequence[Event], layers: int) -> Deep:
-    """Return the events for `layers` layers, from those with 2 and 4 layers; their sources are storages of `deeper`.
+def deepen(shallow: Sequence[Event], deeper: Sequence[Event], layers: int, depths: tuple[int, int] = DEPTHS) -> Deep:
+    """Return the events for `layers` layers, from those with `depths` layers; their sources are storages of `deeper`.
 
-    An odd number of layers is rounded up. Up to 4 layers, the events with 2 or 4 are returned as they are, and are
-    their own source. Raises NotAligned if the events of the two depths do not match.
+    A number of layers that is not the lower depth and a multiple of the difference is rounded up. Up to the higher
+    depth, the events with one of them are returned as they are, and are their own source. Raises NotAligned if the
+    events of the two depths do not match.
     """
-    low, high = DEPTHS
+    low, high = depths
     if layers <= high:
         events = list(shallow if layers <= low else deeper)
         return Deep(events, list(range(1 + max((e.storage for e in events if e.storage is not None), default=-1))))

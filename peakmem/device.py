@@ -36,6 +36,8 @@ class StandIn(Tracker):
     `patches` are the program's own: what it would do otherwise on `meta` than on the device.
     """
 
+    as_cuda = False  # whether the program says `cuda` and is answered as on a card, or says `meta` itself
+
     def __init__(
         self,
         stands_for: Device,
@@ -66,7 +68,9 @@ class StandIn(Tracker):
         tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
         on_device = [x for x in tensors if x.is_meta]
         if on_device and (answer := _ANSWERS.get(id(func))):
-            return answer(*args, **kwargs)
+            return (
+                self.unknown(args[0]) if answer is _read and known_numbers(args[0]) is None else answer(*args, **kwargs)
+            )
         for x in on_device:
             if known_numbers(x) is None:
                 return self._shapes(func, args, kwargs)
@@ -86,6 +90,10 @@ class StandIn(Tracker):
                 if tensor.is_meta:
                     remember(tensor, value)
         return out
+
+    def unknown(self, x: Tensor) -> Any:
+        """Return what `.item()` gives where the number is not known: 1 in the tensor's type."""
+        return True if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
 
 
 # -- values --------------------------------------------------------------------------------------------------------
@@ -126,10 +134,10 @@ def _on_device(values: Tensor) -> Tensor:
 
 
 def _read(x: Tensor) -> Any:
-    """Return `.item()`; 1 in the tensor's type if the number is not known."""
-    if (numbers := known_numbers(x)) is not None:
-        return numbers.item()
-    return True if x.dtype == torch.bool else 1.0 if x.is_floating_point() else 1
+    """Return `.item()` of a number that is known."""
+    numbers = known_numbers(x)
+    assert numbers is not None
+    return numbers.item()
 
 
 def _to_copy(x: Tensor, *, device: Any = None, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
@@ -145,7 +153,7 @@ def _to_copy(x: Tensor, *, device: Any = None, dtype: torch.dtype | None = None,
 
 
 def _copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    if target.device != META:
+    if not target.is_meta:
         numbers = known_numbers(source)
         return target if numbers is None else target.copy_(numbers)
     if _is_known(target) and _is_known(source):

@@ -53,6 +53,7 @@ PRODUCT = "product"  # the first matrix product of a thread, which makes cuBLAS'
 CAPTURE = "capture"  # of a CUDA graph, which may first empty the allocator's cache
 CAPTURED = "captured"  # the end of a capture
 DROPPED = "dropped"  # no graph is left
+EMPTIED = "emptied"  # the allocator's cache, by the program
 PASS = "pass"  # the start or the end of a forward or backward pass; nothing happens in the allocator
 
 

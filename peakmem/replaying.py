@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from peakmem.allocator import Allocator, Block
-from peakmem.events import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event, Reserved
+from peakmem.events import BEGIN, CAPTURE, CAPTURED, DROPPED, EMPTIED, PRODUCT, Event, Reserved
 
 # On a full card blocks are placed differently than on one with room: stages of 4090-llama2-7b v2, replayed on cards of
 # just the size that they need, needed up to 1.2 % more than what was held at the peak.
@@ -53,6 +53,8 @@ def replay(
                 blocks[-graph] = allocator.malloc(workspace, capturing)
         elif name == CAPTURED:
             capturing = None
+        elif name == EMPTIED:
+            allocator.empty_cache()
         elif name == DROPPED and graph:
             allocator.release(graph)
             if -graph in blocks:

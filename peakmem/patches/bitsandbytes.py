@@ -5,9 +5,9 @@ Nothing is imported before a function here is called.
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -15,19 +15,21 @@ from torch import Tensor, nn
 
 from peakmem.cards import Gpu
 from peakmem.events import PAGED
-from peakmem.patches.replacing import Patch, replaced
 from peakmem.tensors import META, Args, Kwargs
 
 if TYPE_CHECKING:
     from peakmem.device import StandIn
 
 PRODUCT = "bitsandbytes::gemm_4bit"
-OPTIMIZER = "bitsandbytes.optim.optimizer"
+FUNCTIONS = "bitsandbytes.functional"
 ABSMAX_8BIT = 7  # place of this argument of gemm_4bit
 
 
-def patches(stand_in: "StandIn") -> Iterator[Patch]:
-    """Yield patches for paged optimizer states: unified memory, not torch's allocator; plain tensors on a CPU."""
+def replacements(stand_in: "StandIn") -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """Yield symbols, and what stands in the place of each.
+
+    Paged optimizer states are in unified memory, not torch's allocator; on a CPU they are plain tensors.
+    """
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: object = None) -> Tensor:
         out = torch.empty(*shape, dtype=dtype, device=META)
@@ -36,10 +38,9 @@ def patches(stand_in: "StandIn") -> Iterator[Patch]:
         return out
 
     # The library keeps the code book of its scales, made on the device of the first weight that it packs.
-    yield from replaced(f"{OPTIMIZER}:F.name2qmap", lambda _: {})
-    yield from replaced(f"{OPTIMIZER}:F.get_paged", lambda _: get_paged)
-    yield from replaced(f"{OPTIMIZER}:F.fill", lambda _: lambda *_, **__: None)
-    yield mock.patch.object(torch.cuda, "synchronize", lambda *_: None)
+    yield f"{FUNCTIONS}:name2qmap", lambda _: {}
+    yield f"{FUNCTIONS}:get_paged", lambda _: get_paged
+    yield f"{FUNCTIONS}:fill", lambda _: lambda *_, **__: None
 
 
 def scales(parameter: nn.Parameter) -> list[Tensor | None]:

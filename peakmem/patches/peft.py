@@ -1,12 +1,11 @@
 """peft: where adapters are put, and which layers are adapters."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from peakmem.patches.replacing import Patch, replaced
 from peakmem.tensors import META
 
 if TYPE_CHECKING:
@@ -15,9 +14,13 @@ if TYPE_CHECKING:
 LAYERS = "peft.tuners.lora"  # the module with peft's class of LoRA layers
 
 
-def patches(stand_in: "StandIn") -> Iterator[Patch]:
-    """Yield a patch: peft leaves a layer's second adapter where it is, the CPU, if the first one is on `meta`."""
-    yield from replaced(f"{LAYERS}:LoraLayer._move_adapter_to_device_of_base_layer", lambda _: _move_adapter)
+def replacements(stand_in: "StandIn") -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """Yield a symbol, and what is made of it.
+
+    peft leaves a layer's second adapter where it is, the CPU, if the first one is on `meta`.
+    """
+    if not stand_in.as_cuda:
+        yield f"{LAYERS}.layer:LoraLayer._move_adapter_to_device_of_base_layer", lambda _: _move_adapter
 
 
 def adapter_layers(modules: Iterable[nn.Module]) -> set[int]:

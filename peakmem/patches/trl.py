@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from peakmem.patches.replacing import Patch, replaced
-
 if TYPE_CHECKING:
     from peakmem.device import StandIn
 
@@ -13,18 +11,18 @@ R = TypeVar("R")
 HEAD = "trl.kernels.chunked_logprob"
 
 
-def patches(stand_in: "StandIn") -> Iterator[Patch]:
-    """Yield patches for what TRL does on CUDA."""
+def replacements(stand_in: "StandIn") -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """Yield symbols, and what stands in the place of each: what TRL does on CUDA."""
     if stand_in.stands_for != "cuda":
         return
     # TRL's fused head folds its tiles in Triton kernels that allocate nothing, and in torch elsewhere.
     for name in ("_forward_tile", "_backward_tile"):
-        yield from replaced(f"{HEAD}:{name}", lambda _: lambda *_, **__: None)
-    yield from replaced(f"{HEAD}:_addmm_fp32", lambda _: _counted_product(stand_in))
+        yield f"{HEAD}:{name}", lambda _: lambda *_, **__: None
+    yield f"{HEAD}:_addmm_fp32", lambda _: _counted_product(stand_in)
     # Its backward pass makes the logits again; the gradient's product is the one that is counted just above.
     again = f"{HEAD}:ChunkedLogProbFunction.backward"
-    yield from replaced(again, lambda backward: staticmethod(_recomputing(stand_in, backward)))
-    yield from replaced("trl.trainer.utils:_use_triton", lambda _: lambda device: True)
+    yield again, lambda backward: staticmethod(_recomputing(stand_in, backward))
+    yield "trl.trainer.utils:_use_triton", lambda _: lambda device: True
 
 
 def _counted_product(stand_in: "StandIn") -> Callable[[Any, Any, Any], None]:

@@ -2,7 +2,9 @@
 
 import gc
 import os
+import runpy
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,5 +181,11 @@ def test_a_symbol_that_a_version_lacks_is_named_and_the_rest_goes_on(monkeypatch
     with StandIn("cuda", PHASES, 10**9) as stand_in, record_function("train"):
         torch.zeros(128, device="meta")
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"peakmem: transformers {transformers.__version__} has no transformers:Trainer._save_check")
+    version = transformers.__version__
+    assert line.startswith(f"peakmem: transformers {version} has no transformers.trainer:Trainer._save_checkpoint")
     assert stand_in.peaks()["train"].bytes == 512
+
+
+def test_the_example_predicts_a_loop_of_transformers(capsys):
+    runpy.run_path(str(Path(__file__).parents[1] / "examples" / "loop.py"), run_name="__main__")
+    assert "backward   1.654 GB allocated, 1.745 reserved" in capsys.readouterr().out

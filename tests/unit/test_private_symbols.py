@@ -60,6 +60,10 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch.ops.aten:_softmax_backward_data": KERNELS,
     "torch.nn.attention.varlen:_varlen_attn": KERNELS,
     "torch.ops.aten:_local_scalar_dense": "peakmem/device.py",
+    "torch.ops.aten:_amp_foreach_non_finite_check_and_unscale_": "peakmem/script.py",
+    "torch.amp:GradScaler._maybe_opt_step": "peakmem/cuda.py",
+    "torch:_C._cuda_getCurrentRawStream": "peakmem/cuda.py",
+    "transformers:PreTrainedModel._from_config": OF_TRANSFORMERS,
 }
 OURS = [*(ROOT / "rlhf").rglob("*.py"), *(ROOT / "peakmem").glob("*.py"), *(ROOT / "peakmem/patches").glob("*.py")]
 # What operations and modules of torch are made of, and its kernels by their names: used wherever one is looked at.

@@ -1,0 +1,295 @@
+"""A card as a program sees it that says `cuda`: the devices of tensors, and torch.cuda's answers.
+
+Tensors are on `meta`. Where a program asks, they are on `cuda:0`, so that it takes the paths that it takes on a card.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from peakmem.cards import Card
+from peakmem.events import EMPTIED
+from peakmem.patches.replacing import Patch
+from peakmem.tensors import META, Args, Kwargs
+
+if TYPE_CHECKING:
+    from peakmem.script import Followed
+
+CUDA = torch.device("cuda", 0)
+
+
+class SaysCuda(TorchFunctionMode):
+    """Puts on `meta` whatever a program puts on `cuda`, and says `cuda:0` of what is there."""
+
+    def __torch_function__(self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+        kwargs = kwargs or {}
+        if (answer := _ANSWERS.get(func)) is not None:
+            return answer(*args, **kwargs)
+        if func is Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], META, *args[2:])
+        if any(_names_cuda(x) for x in args) or any(_names_cuda(x) for x in kwargs.values()):
+            args = tuple(_on_meta(x) for x in args)
+            kwargs = {key: _on_meta(x) for key, x in kwargs.items()}
+        if kwargs:
+            kwargs.pop("pin_memory", None)
+            if type(kwargs.get("device")) is int:
+                kwargs["device"] = META
+            if kwargs.get("device") == META:
+                kwargs.pop("generator", None)
+        return func(*args, **kwargs)
+
+
+_device_of, _device = Tensor.device.__get__, torch.device
+
+
+def _device_that_is_said(x: Tensor, *_: object) -> torch.device:
+    device: torch.device = _device_of(x)
+    return CUDA if device.type == "meta" else device
+
+
+def _named_device(*args: Any, **kwargs: Any) -> torch.device:
+    return CUDA if args and type(args[0]) is int else _device(*args, **kwargs)
+
+
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    _device_of: _device_that_is_said,
+    Tensor.is_cuda.__get__: lambda x, *_: x.is_meta,  # type: ignore[attr-defined]
+    torch.device: _named_device,
+    Tensor.cuda: lambda x, *_, **__: x.to(META),
+    Tensor.pin_memory: lambda x, *_, **__: x,
+}
+
+
+def _names_cuda(x: object) -> bool:
+    kind = type(x)
+    return (kind is torch.device and x.type == "cuda") or (kind is str and x.startswith("cuda"))  # type: ignore[attr-defined]
+
+
+def _on_meta(x: object) -> object:
+    return META if _names_cuda(x) else x
+
+
+def patches(stand_in: "Followed", card: Card) -> Iterator[Patch]:
+    """Yield patches by which torch.cuda and torch.accelerator answer as on a card with nothing else on it."""
+    assert card.memory
+    total = int(card.memory.gb * 1e9)
+    properties = SimpleNamespace(
+        name=f"NVIDIA {card.words}",
+        major=card.gpu.capability[0],
+        minor=card.gpu.capability[1],
+        total_memory=total,
+        multi_processor_count=card.gpu.multiprocessors,
+        warp_size=32,
+        is_integrated=0,
+        L2_cache_size=64 << 20,
+        max_threads_per_multi_processor=1536,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=99 << 10,
+        shared_memory_per_multiprocessor=100 << 10,
+        gcnArchName="",
+        uuid="00000000-0000-0000-0000-000000000000",
+    )
+
+    def now(*_: object, **__: object) -> int:
+        return stand_in.alive
+
+    def most(*_: object, **__: object) -> int:
+        return stand_in.most
+
+    def nothing(*_: object, **__: object) -> None:
+        """Do what a card does here: nothing that takes memory."""
+
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": nothing,
+        "_lazy_init": nothing,
+        "_lazy_call": nothing,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": nothing,
+        "device": _NoDevice,
+        "get_device_name": lambda *_: properties.name,
+        "get_device_capability": lambda *_: card.gpu.capability,
+        "get_device_properties": lambda *_: properties,
+        "get_arch_list": lambda: [f"sm_{properties.major}{properties.minor}"],
+        "is_bf16_supported": lambda *_, **__: card.gpu.capability >= (8, 0),
+        "can_device_access_peer": lambda *_: False,
+        "mem_get_info": lambda *_: (total - stand_in.alive, total),
+        "memory_allocated": now,
+        "max_memory_allocated": most,
+        "memory_reserved": now,
+        "max_memory_reserved": most,
+        "memory_stats": lambda *_: _Statistics(stand_in),
+        "memory_summary": lambda *_, **__: "",
+        "memory_snapshot": lambda *_, **__: [],
+        "reset_peak_memory_stats": lambda *_: stand_in.reset_most(),
+        "reset_max_memory_allocated": lambda *_: stand_in.reset_most(),
+        "reset_accumulated_memory_stats": nothing,
+        "set_per_process_memory_fraction": nothing,
+        "empty_cache": lambda: stand_in.mark(EMPTIED),
+        "ipc_collect": nothing,
+        "synchronize": nothing,
+        "manual_seed": nothing,
+        "manual_seed_all": nothing,
+        "seed": nothing,
+        "seed_all": nothing,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "set_rng_state": nothing,
+        "set_rng_state_all": nothing,
+        "Stream": _Stream,
+        "Event": _Event,
+        "current_stream": lambda *_: _Stream(),
+        "default_stream": lambda *_: _Stream(),
+        "stream": lambda *_: contextlib.nullcontext(),
+        "set_stream": nothing,
+        "is_current_stream_capturing": lambda: False,
+        "utilization": lambda *_: 0,
+        "temperature": lambda *_: 0,
+        "power_draw": lambda *_: 0,
+    }
+    for name, answer in answers.items():
+        if hasattr(torch.cuda, name):
+            yield mock.patch.object(torch.cuda, name, _of_its_own(answer))
+    for name, answer in {
+        "is_available": lambda: True,
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "device_count": lambda: 1,
+        "current_device_index": lambda: 0,
+        "set_device_index": nothing,
+        "synchronize": nothing,
+        "current_stream": lambda *_: _Stream(),
+        "empty_cache": answers["empty_cache"],
+        "memory_allocated": now,
+        "max_memory_allocated": most,
+        "memory_reserved": now,
+        "max_memory_reserved": most,
+        "memory_stats": answers["memory_stats"],
+        "reset_peak_memory_stats": answers["reset_peak_memory_stats"],
+        "get_memory_info": answers["mem_get_info"],
+    }.items():
+        if hasattr(torch.accelerator, name):
+            yield mock.patch.object(torch.accelerator, name, _of_its_own(answer))
+    yield mock.patch.object(torch.version, "cuda", "13.0")
+    # A torch without CUDA lacks it, and bitsandbytes looks it up; kernels are not launched.
+    yield mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0, create=True)
+    yield mock.patch.object(torch, "Generator", _Generator)
+    yield mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _step_of_scaler)  # no number is infinite
+    loader = torch.utils.data.DataLoader
+    yield mock.patch.object(loader, "__init__", _loading_here(loader.__init__))
+    for name, answer in (("isnan", False), ("isinf", False), ("isfinite", True)):
+        for place in (torch, Tensor):
+            yield mock.patch.object(place, name, _finite(getattr(place, name), answer))
+    yield SaysCuda()
+
+
+def _of_its_own(answer: Any) -> Any:
+    """Return a function that is no other's: torch's compiler keeps a table of torch's functions by identity."""
+    return answer if isinstance(answer, type) else lambda *args, **kwargs: answer(*args, **kwargs)
+
+
+def _finite(ask: Callable[[Tensor], Tensor], answer: bool) -> Callable[[Tensor], Tensor]:
+    """Return a function that takes every number on the card to be finite."""
+    return lambda x: torch.full(x.shape, answer, device=META) if x.is_meta else ask(x)
+
+
+class _NoDevice(contextlib.AbstractContextManager["_NoDevice"]):
+    """torch.cuda.device, of which there is one."""
+
+    def __init__(self, device: object = None):
+        self.idx = self.prev_idx = 0
+
+    def __exit__(self, *problem: object) -> None:
+        """Leave the one device."""
+
+
+class _Statistics(dict[str, int]):
+    """torch.cuda.memory_stats: what is asked most, and zero for the rest."""
+
+    def __init__(self, stand_in: "Followed"):
+        super().__init__()
+        for kind in ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes"):
+            self[f"{kind}.all.current"], self[f"{kind}.all.peak"] = stand_in.alive, stand_in.most
+
+    def __missing__(self, key: str) -> int:
+        return 0
+
+
+class _Stream(contextlib.AbstractContextManager["_Stream"]):
+    """torch.cuda.Stream: all that is launched on any stream has been done."""
+
+    device, cuda_stream, priority = CUDA, 0, 0
+
+    def __init__(self, *_: object, **__: object):
+        pass
+
+    def __exit__(self, *problem: object) -> None:
+        """Leave the stream."""
+
+    def record_event(self, event: "_Event | None" = None) -> "_Event":
+        """Return an event that is past."""
+        return event or _Event()
+
+    def query(self) -> bool:
+        """Return True: nothing is waited for."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Return False: no graph is captured."""
+        return False
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    wait_event = wait_stream = lambda self, *_: None
+
+
+class _Event:
+    """torch.cuda.Event, which is past; the time between two is a millisecond."""
+
+    def __init__(self, *_: object, **__: object):
+        pass
+
+    def query(self) -> bool:
+        """Return True."""
+        return True
+
+    def elapsed_time(self, other: object) -> float:
+        """Return a millisecond."""
+        return 1.0
+
+    record = wait = synchronize = lambda self, *_: None
+
+
+class _Generator(torch.Generator):
+    """A generator of random numbers, which lies on the host: numbers on the card are not known."""
+
+    def __new__(cls, device: object = "cpu") -> "_Generator":
+        return super().__new__(cls)
+
+
+def _step_of_scaler(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer.step(*args, **kwargs)
+
+
+def _loading_here(make: Callable[..., None]) -> Callable[..., None]:
+    """Return a data loader that reads in this process: what others do leaves the card alone."""
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        changed = {"num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None}
+        for name in ("timeout", "multiprocessing_context", "pin_memory_device"):
+            options.pop(name, None)
+        if len(args) > 5:  # num_workers by position
+            args = (*args[:5], 0, *args[6:7], *([False] if len(args) > 7 else []))
+            changed.pop("num_workers")
+        make(self, *args, **{**options, **{k: v for k, v in changed.items() if k in options or k == "num_workers"}})
+
+    return init

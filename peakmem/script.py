@@ -1,0 +1,417 @@
+"""A program as it is, followed on a stand-in: its phases and steps, who made each tensor, and where it ends.
+
+A program that makes a model of many equal layers may be run with few of them (`Stack`).
+"""
+
+import contextlib
+import importlib.metadata
+import math
+import os
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+
+from peakmem import cuda
+from peakmem.cards import Card
+from peakmem.device import StandIn
+from peakmem.events import Event, Peak, StorageKind
+from peakmem.tensors import Args, Kwargs, Op, tensors_in
+
+OURS = str(Path(__file__).parent) + os.sep
+TORCH = str(Path(torch.__file__).parent) + os.sep
+PLAIN_PYTHON = str(Path(os.__file__).parent) + os.sep
+HOST = 2**22  # numbers of a floating tensor on the host from which on they are not computed: no size depends on them
+LEAST_LAYERS = 7  # of a stack that is worth two short runs
+LEAST_VOCABULARY = 1000
+
+
+class Stack(NamedTuple):
+    """Equal layers of a model: the class of one, and how many there are."""
+
+    layer: str
+    layers: int
+
+
+class Made(NamedTuple):
+    """Where an allocation was made: its line, its shape and its type."""
+
+    line: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass
+class Record:
+    """What a followed run leaves, by which it is reported; everything can be pickled."""
+
+    events: list[Event] = field(default_factory=list)
+    components: list[StorageKind] = field(default_factory=list)
+    made: list[Made] = field(default_factory=list)
+    peaks: dict[str, Peak] = field(default_factory=dict)
+    stack: Stack | None = None  # the largest
+    steps: int = 0
+    assumed: Counter[str] = field(default_factory=Counter)  # what was, and how often
+    refused: str | None = None
+    ended: str = ""
+
+
+class _Launched(BaseException):
+    """A program has started Python with another one, as launchers do: that one is followed in its place."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str] | None):
+        super().__init__(command)
+        self.command, self.environment = command, environment
+
+
+class Followed(StandIn):
+    """The stand-in for a card under a program that says `cuda`.
+
+    It ends the run after `steps` optimizer steps. `layers` is what becomes of a stack of equal layers; with `probing`,
+    the run ends at the first pass of a model with a stack that is worth short runs. `keep` gets the record at the end,
+    and does not return: a program might catch an exception, and tidy up.
+    """
+
+    as_cuda = True
+
+    def __init__(
+        self,
+        card: Card,
+        steps: int,
+        stack: Stack | None,
+        layers: int,
+        probing: bool,
+        keep: Callable[[Record], NoReturn],
+    ):
+        super().__init__("cuda", (), 0, card.gpu, lambda _: self._of_program(card))
+        self._logit_widths = set()
+        self.record = Record(stack=stack)
+        self._most_steps, self._layers, self._probing = steps, layers, probing
+        self.alive = self.most = 0  # bytes
+        self._within = 0  # calls of modules that are open
+        self._in_backward = False
+        self._known_lines: dict[str, bool] = {}
+        self._keep = keep
+
+    # -- what torch.cuda answers with ------------------------------------------------------------------------------
+
+    def reset_most(self) -> None:
+        """Let the most bytes so far be those that are alive."""
+        self.most = self.alive
+
+    def allocate(self, size: int, operation: str) -> int:
+        """Record an allocation, and the line that made it."""
+        number = super().allocate(size, operation)
+        self.alive += self._storages[number].bytes
+        self.most = max(self.most, self.alive)
+        self.record.made.append(Made(self._line(), (), ""))
+        return number
+
+    def _release(self, number: int) -> None:
+        self.alive -= self._storages[number].bytes
+        super()._release(number)
+
+    def _put_in_place(self, made: Any) -> None:
+        super()._put_in_place(made)
+        self.alive -= self._storages[made.first].bytes
+
+    def _follow_new(self, tensor: Tensor, operation: object) -> bool:
+        new = super()._follow_new(tensor, operation)
+        if new:
+            made = self.record.made
+            made[-1] = made[-1]._replace(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        return new
+
+    # -- what is run -----------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Op, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
+        """Execute one operation as StandIn does. Large floating tensors of the host get no numbers."""
+        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
+            return None
+        tensors = tensors_in(*args, *kwargs.values())
+        if not any(x.is_meta for x in tensors) and kwargs.get("device", None) != torch.device("meta"):
+            return self._on_host(func, args, kwargs, tensors)
+        return super().run(func, args, kwargs)
+
+    def _on_host(self, func: Op, args: Args, kwargs: Kwargs, tensors: list[Tensor]) -> Any:
+        """Execute an operation on the host; one with large floating tensors for its shapes alone."""
+        if not tensors:
+            return _made_on_host(func, args, kwargs)
+        if func.is_view or not any(x.numel() > HOST and x.is_floating_point() for x in tensors):
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            return args[0] if args else None
+        shadows: dict[int, Tensor] = {}
+
+        def shadow(x: Any) -> Any:
+            if isinstance(x, Tensor):
+                if id(x) not in shadows:
+                    shadows[id(x)] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+                return shadows[id(x)]
+            return type(x)(map(shadow, x)) if type(x) in (list, tuple) else x
+
+        def real(x: Any) -> Any:
+            if isinstance(x, Tensor):
+                return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+            return type(x)(map(real, x)) if type(x) in (list, tuple) else x
+
+        return real(func(*map(shadow, args), **{key: shadow(value) for key, value in kwargs.items()}))
+
+    def unknown(self, x: Tensor) -> Any:
+        """Return 1 for a number that is not known, and note it. A truth that is not known is refused."""
+        line = self._line()
+        if x.dtype == torch.bool:
+            self.refuse(f"{line}: the program goes on by a truth that only real numbers decide")
+        self.record.assumed[f"{line}: a number that is not known is read as 1"] += 1
+        return super().unknown(x)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """End the run: what comes cannot be followed."""
+        self.record.refused = reason
+        self.end("refused")
+
+    def end(self, reason: str) -> NoReturn:
+        """End the run, and hand on what was recorded."""
+        record = self.record
+        with torch._C.DisableTorchFunction():
+            self._holders.label_tensors(self.label)
+        record.ended = reason
+        record.events, record.components, record.peaks = self.events(), self.components(), self.peaks()
+        self._keep(record)
+
+    # -- phases ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, name: str) -> None:
+        """Enter a phase of the step that runs."""
+        phase = (f"step {self.record.steps + 1}", name) if name else ()
+        if phase != self._phase:
+            self._entered = list(phase)
+            self._change_phase()
+
+    def _enter_block(self, name: str) -> None:
+        """Ignore the program's own blocks."""
+
+    def _leave_block(self) -> None:
+        """Ignore the program's own blocks."""
+
+    def _before_module(self, module: nn.Module, _: object) -> None:
+        if self._within == 0 and not self._in_backward:
+            if self._probing and self.record.stack and self.record.stack.layers >= LEAST_LAYERS:
+                self.end("probed")
+            self._begin("forward" if torch.is_grad_enabled() else "without gradients")
+        self._within += 1
+
+    def _after_module(self, *_: object) -> None:
+        self._within = max(0, self._within - 1)
+
+    def _before_step(self, *_: object) -> None:
+        self._begin("optimizer")
+
+    def _after_step(self, *_: object) -> None:
+        self.record.steps += 1
+        if self.record.steps >= self._most_steps:
+            self.end(f"{self.record.steps} optimizer steps")
+
+    # -- patches ---------------------------------------------------------------------------------------------------
+
+    def _of_program(self, card: Card) -> Iterator[Any]:
+        from unittest import mock
+
+        yield from cuda.patches(self, card)
+        patch = mock.patch.object
+        yield patch(nn.ModuleList, "__init__", self._noting_layers(nn.ModuleList.__init__))
+        yield patch(nn.Sequential, "__init__", self._noting_layers(nn.Sequential.__init__))
+        yield patch(nn.Embedding, "__init__", self._noting_vocabulary(nn.Embedding.__init__))
+        yield patch(torch.autograd, "backward", self._in_backward_of(torch.autograd.backward))
+        yield patch(torch, "compile", self._compiled)
+        yield patch(subprocess.Popen, "__init__", _launching(subprocess.Popen.__init__))
+        yield patch(torch.distributed, "init_process_group", self._refusing("several processes (torch.distributed)"))
+        yield _removed(modules.register_module_forward_pre_hook(self._before_module))
+        yield _removed(modules.register_module_forward_hook(self._after_module, always_call=True))
+        yield _removed(optimizers.register_optimizer_step_pre_hook(self._before_step))
+        yield _removed(optimizers.register_optimizer_step_post_hook(self._after_step))
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)  # as on a card, a parameter stays the same one
+        yield _called(lambda: torch.__future__.set_swap_module_params_on_conversion(swaps))
+
+    def _in_backward_of(self, backward: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._begin("backward")
+            self._in_backward = True
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self._in_backward = False
+                self._begin("between")
+
+        return run
+
+    def _compiled(self, function: Any = None, **_: Any) -> Any:
+        """Stand in for torch.compile: what it makes is refused when it is first called."""
+        if function is None:
+            return lambda f: self._compiled(f)
+        name = getattr(function, "__qualname__", type(function).__name__)
+        return self._refusing(f"torch.compile of {name}")
+
+    def _refusing(self, what: str) -> Any:
+        def refused(*_: object, **__: object) -> Any:
+            self.refuse(f"{self._line()}: {what} is not followed")
+
+        return refused
+
+    def _noting_layers(self, make: Any) -> Any:
+        """Return a constructor that notes a stack of equal layers, and shortens the one that is to be short."""
+
+        def init(owner: Any, *args: Any) -> None:
+            layers = list(args[0]) if type(owner) is nn.ModuleList and args and args[0] is not None else list(args)
+            if len(layers) >= LEAST_LAYERS and all(isinstance(x, nn.Module) for x in layers):
+                stack = Stack(type(layers[0]).__qualname__, len(layers))
+                if _equal(layers):
+                    if self._layers and stack == self.record.stack:
+                        layers = layers[: self._layers]
+                        args = (layers,) if type(owner) is nn.ModuleList else tuple(layers)
+                    elif not self._layers and (self.record.stack is None or stack.layers > self.record.stack.layers):
+                        self.record.stack = stack
+            make(owner, *args)
+
+        return init
+
+    def _noting_vocabulary(self, make: Any) -> Any:
+        def init(owner: Any, num_embeddings: int, *args: Any, **kwargs: Any) -> None:
+            if num_embeddings >= LEAST_VOCABULARY:
+                self._logit_widths.add(num_embeddings)
+            make(owner, num_embeddings, *args, **kwargs)
+
+        return init
+
+    # -- lines -----------------------------------------------------------------------------------------------------
+
+    def _line(self) -> str:
+        """Return the line of the program or of a library that asks for what happens now."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            known = self._known_lines.get(file)
+            if known is None:
+                skipped = (OURS, TORCH, PLAIN_PYTHON)
+                known = (
+                    not file.startswith("<")
+                    and ("site-packages" in file.removeprefix(TORCH) or not file.startswith(skipped))
+                    and not file.startswith((OURS, TORCH))
+                )
+                self._known_lines[file] = known
+            if known:
+                return f"{_short(file)}:{frame.f_lineno}"
+            frame = frame.f_back
+        return "?"
+
+
+def _launching(make: Any) -> Any:
+    """Return a constructor of processes that ends a launcher where it would start a Python program."""
+
+    def init(self: Any, args: Any, *rest: Any, **options: Any) -> None:
+        words = [os.fspath(word) for word in args] if isinstance(args, (list, tuple)) else []
+        program = [word for word in words[1:] if word not in ("-u", "-B", "-I")]
+        if words[:1] == [sys.executable] and program and (program[0] == "-m" or program[0].endswith(".py")):
+            raise _Launched(program, options.get("env"))
+        make(self, args, *rest, **options)
+
+    return init
+
+
+def _made_on_host(func: Op, args: Args, kwargs: Kwargs) -> Any:
+    """Return what a factory makes on the host; a large floating tensor without its numbers."""
+    size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+    kind = kwargs.get("dtype") or torch.get_default_dtype()
+    if math.prod(n for n in size if isinstance(n, int)) <= HOST or not kind.is_floating_point:
+        return func(*args, **kwargs)
+    return torch.empty(size, dtype=kind)
+
+
+def _short(file: str) -> str:
+    """Return a file's path from its package on, or from the current folder."""
+    _, found, rest = file.rpartition("site-packages" + os.sep)
+    return rest if found else os.path.relpath(file) if file.startswith(os.getcwd()) else file
+
+
+def _equal(layers: Sequence[nn.Module]) -> bool:
+    """Return whether layers are of one class, with parameters of the same shapes."""
+    if any(type(x) is not type(layers[0]) for x in layers):
+        return False
+    shapes = {tuple((name, tuple(p.shape)) for name, p in x.named_parameters()) for x in layers}
+    return len(shapes) == 1 and bool(next(iter(shapes)))
+
+
+@contextlib.contextmanager
+def _removed(handle: Any) -> Iterator[None]:
+    """Remove a hook at the end of the block."""
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def _called(then: Any) -> Iterator[None]:
+    """Call something at the end of the block."""
+    try:
+        yield
+    finally:
+        then()
+
+
+def follow(command: Sequence[str], module: bool, run: Followed) -> NoReturn:
+    """Run a program to the end of `run`, or its own.
+
+    `command` is a file, a console script or (`module`) a module with its arguments. An error of the program is raised.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("WANDB_MODE", "disabled")
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # weights are moved by this thread, which is followed
+    with run:
+        try:
+            _start_all(list(command), module)
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        run.end("its end")
+
+
+def _start_all(command: list[str], module: bool) -> None:
+    """Run a program, and in the place of a launcher what it launches."""
+    while True:
+        sys.argv = list(command)
+        try:
+            _start(command[0], module)
+        except _Launched as launched:
+            command, module = launched.command, launched.command[0] == "-m"
+            command = command[module:]
+            os.environ.update(launched.environment or {})
+        else:
+            return
+
+
+def _start(program: str, module: bool) -> None:
+    if module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    elif Path(program).is_file():
+        sys.path.insert(0, str(Path(program).resolve().parent))
+        runpy.run_path(program, run_name="__main__")
+    else:
+        (entry,) = importlib.metadata.entry_points(group="console_scripts", name=program)
+        sys.exit(entry.load()())
