@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import inspect
 import json
 import math
 import re
@@ -31,6 +32,8 @@ from rlhf.recipe import POLICIES, load, parse_overrides
 from rlhf.terminal import wording
 from tests.helpers import RECIPE, SMALL, beside, noted, rlhf, run_stages, small, task_of
 from tests.records import summary_of
+
+SOURCE = Path(package.__file__).parent
 
 ROW = {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"}
 LINE = json.dumps(ROW) + "\n"
@@ -311,6 +314,23 @@ def test_a_stage_that_runs_alone_has_no_number(command, trained, monkeypatch):
     monkeypatch.setattr("rlhf.stages.runner.execute", refuse)
     _, out, _ = command("run", "rm", "--with-parents", "--recipe", RECIPE, "--out", trained, *changes())
     assert "sft: done" in out and "stage " not in out
+
+
+def test_few_files_lie_between_the_command_and_a_stage(command, trained, tmp_path, monkeypatch):
+    """Those whose functions are entered and not yet left where the stage's own code begins."""
+    entered: list[str] = []
+
+    def run_stage(*_):
+        files = [Path(frame.filename) for frame in inspect.stack()[1:]]
+        entered.extend(str(file.relative_to(SOURCE)) for file in files if file.is_relative_to(SOURCE))
+        refuse()
+
+    monkeypatch.setattr("rlhf.stages.runner.import_stage", lambda stage: run_stage)
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", out, *changes())
+    assert {*entered} == {f"cli/{name}.py" for name in ("entry", "guard", "recipe_options", "train")} | {
+        "stages/runner.py"
+    }
 
 
 def test_a_signal_ends_a_chain_in_one_line(tmp_path):
