@@ -94,6 +94,14 @@ def test_a_process_that_ended_is_replaced(folder):
     assert replace(written(folder, code), retries=1)(["p"], ["a"], [None]) == [1.0]
 
 
+def test_the_start_of_a_process_is_no_part_of_the_time_of_a_call(folder):
+    code = "import os, signal, time\nagain = os.path.exists('there')\ntime.sleep(again)\ndef f(completions):\n"
+    code += "    if again: return [1.0]\n    os.mkdir('there')\n"
+    code += "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # a call that nothing but a kill ends\n"
+    code += "    time.sleep(60)\n"
+    assert replace(written(folder, code), timeout=0.5, retries=1)(["p"], ["a"], [None]) == [1.0]
+
+
 def test_one_event_loop_lives_as_long_as_the_run(folder):
     code = "import asyncio\ngate = asyncio.Semaphore(1)\n"
     code += "async def one(text):\n    async with gate: return await asyncio.sleep(0.001, float(len(text)))\n"

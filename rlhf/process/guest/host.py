@@ -46,25 +46,32 @@ class Guest:
         self._connection: Connection
         self._number = 0
         self._kept: list[tuple[str, dict[str, object]]] = []  # requests that each new process gets first
+        self._first = 0  # the number of the last of them, until its reply is here
 
     def keep(self, function: Callable[..., object], /, **arguments: object) -> None:
         """Let the guest call a function as soon as it can, and again in a process that takes its place.
 
-        Nobody waits for the result, and an error is not seen.
+        Only the next request waits for the result, before its time begins. An error is not seen.
         """
-        self._kept.append((_path(function), arguments))
+        request = _path(function), arguments
+        if request in self._kept:
+            return
+        self._kept.append(request)
         if self._process is not None:
-            self._send(_path(function), arguments)
+            self._first = self._send(*request)
 
     def ask(self, function: Callable[..., object], timeout: float | None = None, /, **arguments: object) -> Any:
         """Return what a function of this project returns there. Arguments and result are what JSON has.
 
         Raises UserError and GuestError, as the function does; GuestError also where the process ends, and OutOfTime
         after `timeout` seconds. Then the guest's code gets a KeyboardInterrupt; where that does not end it, its process
-        is killed, and the next request starts a new one.
+        is killed, and the next request starts a new one. Its start, and what `keep` asked for, are not in that time.
         """
         if self._process is None:
             self._start()
+        if self._first:
+            self._reply(self._first, None)
+            self._first = 0
         number = self._send(_path(function), arguments)
         reply = self._reply(number, timeout)
         if reply is None:
@@ -101,8 +108,9 @@ class Guest:
         )
         theirs.close()
         _running.add(self)
+        self._first = 0
         for function, arguments in self._kept:
-            self._send(function, arguments)
+            self._first = self._send(function, arguments)
 
     def _send(self, function: str, arguments: dict[str, object]) -> int:
         """Send a request. Return its number."""

@@ -119,4 +119,5 @@ def _users_own(name: str, where: str) -> RewardFunction:
             f"{where}: {name} needs the argument {found.not_given[:40]!r}; a reward function is given "
             f"{', '.join(REWARD_ARGUMENTS)}, each by its name (docs/rewards.md)"
         )
+    guest.keep(reward_guest.describe, target=target)  # imports the module, also where a process takes another's place
     return RewardFunction(name, guest, target, found)
