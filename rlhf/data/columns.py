@@ -90,7 +90,7 @@ def unread_columns(row: dict[str, object], kind: RowKind, facts: FileFacts = NO_
         if is_pair and (column == "margin" or (verdict and agrees(column, content))):
             continue
         others = [leaf for leaf in leaves(column, content) if verdict or not _is_free(*leaf, about, facts)]
-        if kind == "text" or all(_is_told(name, value, about, facts) for name, value in others):
+        if kind == "text" or (not verdict and all(_is_told(name, value, about, facts) for name, value in others)):
             unread.named.extend([column] if others else [])
         else:
             unread.refused.append(Field(column, column, content))

@@ -1,7 +1,7 @@
 """Margins of preference pairs: by how much the chosen answer was rated above the rejected one."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from rlhf.data.fields import has_value, leaves, twins, words
 from rlhf.data.raw import Malformed
@@ -15,19 +15,42 @@ _MEASURES = {  # words of names that count or identify an answer, or say how bad
     *("token", "tokens", "word", "words", "char", "chars", "characters", "bytes", "lines", "sentences", "label"),
     *("loss", "nll", "ppl", "perplexity", "logp", "logps", "logprob", "logprobs", "prob", "probs", "probability"),
 }
+_RATINGS = {  # words of names of numbers, of which more is better
+    *("rating", "ratings", "rated", "score", "scores", "scored", "reward", "rewards", "grade", "grades"),
+    *("quality", "overall", "preference", "preferred", "better", "winner", "won", "win", "wins", "helpfulness"),
+    *("elo", "stars", "points", "votes", "upvotes", "likes"),
+}
 
 
-def margin_of(row: Mapping[str, object], sides: tuple[str, str] = SIDES) -> float | None:
+def judges(name: str) -> bool:
+    """Return whether a number of this name may judge an answer: it is none that counts or identifies it."""
+    return _MEASURES.isdisjoint(words(name))
+
+
+def decides(name: str) -> bool:
+    """Return whether a number of this name says by itself which answer is better, as a score or a place does."""
+    return judges(name) and (is_place(name) or not _RATINGS.isdisjoint(words(name)))
+
+
+def is_place(name: str) -> bool:
+    """Return whether a number of this name is a place, of which 1 is the best."""
+    return not _PLACES.isdisjoint(words(name))
+
+
+def margin_of(
+    row: Mapping[str, object], sides: tuple[str, str] = SIDES, counts: Callable[[str], bool] = judges
+) -> float | None:
     """Return the difference of the ratings, or else the margin that a row states; None where it has neither.
 
-    Ratings are two numbers whose names differ as the names of the answers do, which are those of the better and of the
-    worse one: `rm_score_chosen` and `rm_score_rejected`. One without its counterpart says nothing. Raises Malformed for
-    a number that is not finite, and for a rating that is no number beside one that is.
+    Ratings are two numbers that count by their name, as `counts` says, and whose names differ as the names of the
+    answers do, which are those of the better and of the worse one: `rm_score_chosen` and `rm_score_rejected`. One
+    without its counterpart says nothing. Raises Malformed for a number that is not finite, and for a rating that is no
+    number beside one that is.
     """
     fields = dict(_fields(row))
     for better, worse in twin_fields(row, *sides):
         numbers = number_or_none(fields[better]), number_or_none(fields[worse])
-        if not judges(better) or numbers == (None, None):
+        if not counts(better) or numbers == (None, None):
             continue
         margin = _difference(fields, better, worse)
         if margin is not None:
@@ -47,16 +70,6 @@ def _fields(row: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield the fields of a row and of the objects in it, with dotted names; those without a value too."""
     for name, value in row.items():
         yield from leaves(name, value) if isinstance(value, dict) else [(name, value)]
-
-
-def judges(name: str) -> bool:
-    """Return whether a number of this name may judge an answer: it is none that counts or identifies it."""
-    return _MEASURES.isdisjoint(words(name))
-
-
-def is_place(name: str) -> bool:
-    """Return whether a number of this name is a place, of which 1 is the best."""
-    return not _PLACES.isdisjoint(words(name))
 
 
 def number_or_none(value: object) -> float | None:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from rlhf.data.columns import CONTEXT, INPUT_COLUMNS
 from rlhf.data.fields import has_value, is_messages, is_text, leaves, switches_training, values, words
-from rlhf.data.margins import is_place, judges, number_or_none
+from rlhf.data.margins import decides, is_place, judges, number_or_none
+from rlhf.data.messages import trained_flags
 from rlhf.data.raw import Malformed
 from rlhf.data.verdicts import PROMPTS, RESPONSE_WORDS, at_most_one, names_verdict
 from rlhf.recipe.choices import RatedPairs
@@ -26,7 +27,12 @@ _READ = {*INPUT_COLUMNS, *CONTEXT, "system", "input"}
 _MEANS = ("fine", "avg", "average", "mean")  # of ratings of aspects: before an overall one
 
 
-Found = tuple[list[str], list[tuple[object, float | None]]]  # columns that were read, and answers with their ratings
+class _Found(NamedTuple):
+    """The columns of a row that were read, its answers with their ratings, and the name of the rating."""
+
+    columns: list[str]
+    answers: list[tuple[object, float | None]]
+    rating: str
 
 
 class Rated(NamedTuple):
@@ -34,23 +40,26 @@ class Rated(NamedTuple):
 
     prompt: object
     answers: list[tuple[object, float]]
+    rating: str
     beside: dict[str, object]
 
 
 @dataclass(slots=True)
 class Count:
-    """The numbers of prompts with rated answers in a file, of the pairs and ties, and columns that are not used."""
+    """The prompts with rated answers in a file, the pairs and ties, what rates the answers, and columns without use."""
 
     prompts: int = 0
     pairs: int = 0
     ties: int = 0
+    ratings: dict[str, None] = field(default_factory=dict)
     unused: dict[str, None] = field(default_factory=dict)
 
     def in_words(self, how: RatedPairs) -> str:
-        """Return a line: `4 prompts with rated answers: 3 pairs of the best and the worst, 1 tie left out`."""
+        """Return a line: `4 prompts with rated answers: 3 pairs of the best and the worst by score, 1 tie left out`."""
         kind = "the best and the worst" if how == "best_worst" else "all that are rated differently"
         prompts = f"{counted(self.prompts, 'prompt')} with rated answers"
-        return f"{prompts}: {counted(self.pairs, 'pair')} of {kind}, {counted(self.ties, 'tie')} left out"
+        rating = " or ".join(self.ratings)
+        return f"{prompts}: {counted(self.pairs, 'pair')} of {kind} by {rating}, {counted(self.ties, 'tie')} left out"
 
 
 def rated_answers(row: Mapping[str, object], rating: str | None) -> Rated | None:
@@ -66,7 +75,7 @@ def rated_answers(row: Mapping[str, object], rating: str | None) -> Rated | None
     if found is None:
         _refuse_verdict(row)
         return None
-    (column, *numbers), answers = found
+    (column, *numbers), answers, by = found
     prompt = at_most_one(prompts, "texts", "write them into one 'prompt'")
     known = [(answer, value) for answer, value in answers if value is not None and has_value(answer)]
     if len(known) < 2:
@@ -75,7 +84,7 @@ def rated_answers(row: Mapping[str, object], rating: str | None) -> Rated | None
     asked = row[str(prompt)]
     if prompt == "instruction" and has_value(extra := beside.pop("input", None)):
         asked = f"{asked}\n{extra}"
-    return Rated(asked, known, beside)
+    return Rated(asked, known, by, beside)
 
 
 def _refuse_verdict(row: Mapping[str, object]) -> None:
@@ -97,6 +106,7 @@ def pairs(rated: Rated, how: RatedPairs, count: Count) -> Iterator[dict[str, obj
     kept = {name: value for name, value in rated.beside.items() if _may_be_read(name, value)}
     count.unused |= dict.fromkeys(name for name, value in rated.beside.items() if name not in kept and has_value(value))
     count.prompts += 1
+    count.ratings |= {rated.rating: None}
     by_rating = sorted(rated.answers, key=lambda answer: -answer[1])  # stable: the first of equal ones stays first
     worst = min(rated.answers, key=lambda answer: answer[1])
     for better, worse in itertools.combinations(by_rating, 2) if how == "all" else [(by_rating[0], worst)]:
@@ -114,7 +124,7 @@ def _may_be_read(name: str, value: object) -> bool:
     )
 
 
-def _of_objects(row: Mapping[str, object], rating: str | None) -> Found | None:
+def _of_objects(row: Mapping[str, object], rating: str | None) -> _Found | None:
     """Return the column of a list of objects with one text and a rating each, and these; None without such a list."""
     for column, value in row.items():
         if column in PROMPTS or not is_messages(value) or len(value) < 2:
@@ -122,12 +132,15 @@ def _of_objects(row: Mapping[str, object], rating: str | None) -> Found | None:
         texts = [[n for n in item if {*words(n)} & RESPONSE_WORDS and has_value(item[n])] for item in value]
         if any(len(names) != 1 for names in texts) or any("role" in item or "from" in item for item in value):
             continue
-        ratings = _ratings([dict(itertools.chain(*(leaves(n, v) for n, v in item.items()))) for item in value], rating)
-        return [column], [(item[name], number) for item, (name,), number in zip(value, texts, ratings, strict=True)]
+        for number, item in enumerate(value, 1):
+            _refuse_untrained(item, f"{column}[{number}]")
+        by, ratings = _ratings([dict(itertools.chain(*(leaves(n, v) for n, v in i.items()))) for i in value], rating)
+        answers = [(item[name], number) for item, (name,), number in zip(value, texts, ratings, strict=True)]
+        return _Found([column], answers, by)
     return None
 
 
-def _of_lists(row: Mapping[str, object], rating: str | None) -> Found | None:
+def _of_lists(row: Mapping[str, object], rating: str | None) -> _Found | None:
     """Return the columns of a list of texts and of lists of numbers, and the texts rated by these; None without.
 
     A list that is named `ranked` needs no numbers: the best answer stands first.
@@ -139,7 +152,7 @@ def _of_lists(row: Mapping[str, object], rating: str | None) -> Found | None:
         if column in PROMPTS or not _is_answers(column, texts) or not all(isinstance(text, str) for text in texts):
             continue
         if not beside and "ranked" in words(column):
-            return [column], [(text, -float(place)) for place, text in enumerate(texts)]
+            return _Found([column], [(text, -float(place)) for place, text in enumerate(texts)], column)
         if not beside:
             continue
         if rating is None and (unclear := [name for name, places in beside.items() if _may_be_order(name, places)]):
@@ -149,8 +162,15 @@ def _of_lists(row: Mapping[str, object], rating: str | None) -> Found | None:
                 f"(`rlhf data …`: --rating {unclear[0]})"
             )
         items = [dict(zip(beside, row_numbers, strict=True)) for row_numbers in zip(*beside.values(), strict=True)]
-        return [column, *beside], list(zip(texts, _ratings(items, rating), strict=True))
+        by, ratings = _ratings(items, rating)
+        return _Found([column, *beside], list(zip(texts, ratings, strict=True)), by)
     return None
+
+
+def _refuse_untrained(answer: Mapping[str, object], place: str) -> None:
+    """Raise Malformed for one of several answers that is not to be trained on: no pair can be made with half of it."""
+    if off := [name for name, trained in trained_flags(answer, f"{place}.").items() if not trained]:
+        raise Malformed(f"'{place}.{off[0]}' is {answer[off[0]]!r}; take the answer out, or --ignore {off[0]}")
 
 
 def _may_be_order(name: str, places: Sequence[object]) -> bool:
@@ -178,29 +198,31 @@ def _is_answers(name: str, value: object) -> bool:
     )
 
 
-def _ratings(items: Sequence[Mapping[str, object]], rating: str | None) -> list[float | None]:
-    """Return the rating of each answer by its fields, those in objects with dotted names; more is better.
+def _ratings(items: Sequence[Mapping[str, object]], rating: str | None) -> tuple[str, list[float | None]]:
+    """Return what rates the answers, and the rating of each by its fields; more is better.
 
-    A number of the answer itself comes before those of its aspects, whose mean counts. Raises Malformed where several
-    may be the rating.
+    Fields in objects have dotted names. A number of the answer itself comes before those of its aspects, whose mean
+    counts. Raises Malformed where several may be the rating, and where none says by its name that more is better.
     """
     names = dict.fromkeys(name for item in items for name in item if judges(name) or name == rating)
-    own = [name for name in names if all(n.get(name) is None or number_or_none(n[name]) is not None for n in items)]
-    if rating is not None:
-        own = [rating] if rating in names else []
-    elif len(own := [name for name in own if "." not in name]) > 1:
+    numbers = [name for name in names if all(n.get(name) is None or number_or_none(n[name]) is not None for n in items)]
+    own = [rating] if rating in names else [name for name in numbers if "." not in name and decides(name)]
+    if rating is None and len(own) > 1:
         means = [name for name in own if not {*words(name)}.isdisjoint(_MEANS)]
         overall = [name for name in own if "overall" in words(name)]
         own = means or overall or own
+    if rating is not None and rating not in names:
+        raise Malformed(f"no number beside each answer rates it: {rating} (data.rating) is none")
     if len(own) > 1:
         raise Malformed(f"{', '.join(own)} may each be the rating of an answer; name one: --set data.rating={own[0]}")
     if own:
         sign = -1 if is_place(own[0]) else 1
-        return [None if (number := _finite(item.get(own[0]), own[0])) is None else sign * number for item in items]
-    if rating is None and (aspects := [name for name in names if {*words(name)} & {"rating", "score"} and "." in name]):
-        return [_mean([_finite(item.get(name), name) for name in aspects]) for item in items]
-    named = f"{rating} (data.rating) is none" if rating else "write a 'rank' beside each, 1 for the best"
-    raise Malformed(f"no number beside each answer rates it: {named}")
+        found = [_finite(item.get(own[0]), own[0]) for item in items]
+        return own[0], [None if number is None else sign * number for number in found]
+    if aspects := [name for name in names if {*words(name)} & {"rating", "score"} and "." in name]:
+        return "the mean of its aspects", [_mean([_finite(item.get(name), name) for name in aspects]) for item in items]
+    way_out = f"; if more of '{numbers[0]}' is better, say so: --set data.rating={numbers[0]}" if numbers else ""
+    raise Malformed(f"no number beside each answer rates it: write a 'rank' beside each, 1 for the best{way_out}")
 
 
 def _finite(value: object, name: str) -> float | None:

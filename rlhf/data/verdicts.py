@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.data.fields import boolean, has_value, is_messages, is_text, twins, values, words
-from rlhf.data.margins import margin_of, twin_fields
+from rlhf.data.margins import decides, judges, margin_of, twin_fields
 from rlhf.data.raw import Malformed
 
 # Marks of the first and of the second response, and those that others beside them would have.
@@ -105,7 +105,7 @@ def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object]
     prompt = at_most_one(prompts, "texts", "write them into one 'prompt'")
     if prompt is None and not are_whole:
         raise Malformed(f"no prompt under {', '.join(PROMPTS)}; name its column: --rename OLD=prompt")
-    rating = _rating(row, columns.marks)
+    rating = _rating(row, columns.marks, decides if columns.verdict is None else judges)
     first_is_better = _by_rating(rating) if columns.verdict is None else _by_verdict(row, columns)
     if first_is_better is None:
         return None
@@ -117,9 +117,9 @@ def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object]
     return beside | margin | pair
 
 
-def _rating(row: Mapping[str, object], marks: tuple[str, str]) -> float | None:
+def _rating(row: Mapping[str, object], marks: tuple[str, str], counts: Callable[[str], bool]) -> float | None:
     """Return by how much the response with the first mark is rated above the other; None without ratings."""
-    return margin_of({key: value for key, value in row.items() if key != "margin"}, marks)
+    return margin_of({key: value for key, value in row.items() if key != "margin"}, marks, counts)
 
 
 def _verdicts(row: Mapping[str, object]) -> list[str]:
@@ -137,7 +137,7 @@ def _pairs(row: Mapping[str, object]) -> list[tuple[str, str, tuple[str, str]]]:
         more = {name for mark in others for name, _ in twins(row, one, mark)}
         pairs += [(first, second, (one, two)) for first, second in twins(row, one, two) if first not in more]
     named = [pair for pair in pairs if len(words(pair[0])) == 2 and not RESPONSE_WORDS.isdisjoint(words(pair[0]))]
-    judged = _verdicts(row) or any(_rating(row, pair[2]) is not None for pair in pairs)
+    judged = _verdicts(row) or any(_rating(row, pair[2], decides) is not None for pair in pairs)
     asked = any(has_value(row.get(prompt)) for prompt in PROMPTS) and judged
     if named or not asked or any(has_value(row.get(answer)) for answer in _ANSWERS):
         return named

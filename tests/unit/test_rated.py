@@ -56,7 +56,7 @@ def test_one_pair_of_the_best_and_the_worst_answer_is_made_of_a_prompt_and_ties_
     assert told(rows) == [("answer 1", "answer 3", 3.5)] * 2
     assert [pair.prompt[0].content for pair in rows.pairs] == ["Name a metal.", "Name a tree."]
     assert rows.report.notes[0].endswith(
-        "a.jsonl: 3 prompts with rated answers: 2 pairs of the best and the worst, 1 tie left out"
+        "a.jsonl: 3 prompts with rated answers: 2 pairs of the best and the worst by fine-grained_score, 1 tie left out"
     )
     assert "not used in training: source, models, correct_answers, incorrect_answers;" in rows.report.notes[1]
     with pytest.raises(UserError, match="1 tie left out: no pair to train on"):
@@ -66,7 +66,7 @@ def test_one_pair_of_the_best_and_the_worst_answer_is_made_of_a_prompt_and_ties_
 def test_all_pairs_of_different_ratings_may_be_made_and_the_rating_named(tmp_path):
     rows = read(tmp_path, ultrafeedback([(1, 2), (2, 2), (1, 5)]), rated="all")
     assert told(rows) == [("answer 1", "answer 0", 1), ("answer 1", "answer 2", 1)]
-    assert "2 pairs of all that are rated differently, 1 tie left out" in rows.report.notes[0]
+    assert "2 pairs of all that are rated differently by fine-grained_score, 1 tie left out" in rows.report.notes[0]
     assert told(read(tmp_path, ultrafeedback(), rating="overall_score")) == [("answer 0", "answer 3", 9)]
     by_aspect = read(tmp_path, ultrafeedback(), rating="annotations.helpfulness.Rating")
     assert told(by_aspect) == [("answer 1", "answer 3", 3.5)]
@@ -144,6 +144,14 @@ def test_lists_of_answers_with_ratings_or_places_are_read(tmp_path, row, pair):
         ),
         ({"responses": ["a", "b"], "scores": [1, float("inf")]}, "'scores' is inf; a rating must be a finite number"),
         ({"responses": ["a", "b"], "scores": [1, float("nan")]}, "fewer than two answers with a rating"),
+        (
+            {"answers": [{"text": "a", "latency": 0.9}, {"text": "b", "latency": 0.2}]},
+            "if more of 'latency' is better, say so: --set data.rating=latency",
+        ),
+        (
+            {"answers": [{"text": "a", "score": 1}, {"text": "b", "score": 2, "trainable": False}]},
+            r"'answers\[2\].trainable' is False; take the answer out, or --ignore trainable",
+        ),
         ({"responses": ["a", "b"], "scores": [1, 2], "context": "A text."}, "texts under 'prompt' and 'context'"),
         ({"responses": ["a b", "c"], "chosen": 1}, "'chosen' may count its answers from 0 or from 1: write 'ranks'"),
         ({"responses": ["a", "b"], "scores": [1, 2], "source": "guten Tag"}, "'source' is not used in training"),
@@ -162,6 +170,11 @@ def test_what_is_not_clear_or_would_be_lost_is_refused(tmp_path, row, reason):
 def test_a_ranking_from_0_is_the_place_of_each_answer_where_it_is_named_so(tmp_path):
     row = {"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [2, 0, 1]}
     assert told(read(tmp_path, row, rating="ranking")) == [("b", "a", 2)]
+
+
+def test_a_number_rates_answers_whose_name_does_not_say_so_where_it_is_named(tmp_path):
+    row = {"prompt": "Q?", "answers": [{"text": "a", "brevity": 1}, {"text": "b", "brevity": 3}]}
+    assert told(read(tmp_path, row, rating="brevity")) == [("b", "a", 2)]
 
 
 def test_rated_answers_are_prompts_alone_where_that_kind_is_named(tmp_path):
@@ -204,5 +217,7 @@ def test_the_commands_say_how_pairs_were_made_and_what_was_not_used(tmp_path, mo
     for words in (("check",), ("show",), ("convert", "--to", tmp_path / "b.jsonl")):
         code, out, err = rlhf(monkeypatch, capsys, "data", words[0], file, *words[1:], "--ignore", "source,models")
         text = " ".join(out.split())
-        assert code in (0, 3) and "3 pairs of the best and the worst, 0 ties left out" in text, err
+        assert code in (0, 3) and "3 pairs of the best and the worst by fine-grained_score, 0 ties left out" in text, (
+            err
+        )
         assert "not used in training: correct_answers, incorrect_answers;" in text

@@ -86,6 +86,9 @@ def test_rows_without_a_prompt_a_verdict_or_a_pair_are_refused(tmp_path):
         convert.convert([write(tmp_path / "a.jsonl", numbered(1, context=None))])
     with pytest.raises(UserError, match="no verdict and no ratings say which response is better"):
         convert.convert([write(tmp_path / "b.jsonl", numbered(None))])
+    timed = numbered(None) | {"latency1": 2, "latency2": 1}  # more of it is not better
+    with pytest.raises(UserError, match="no verdict and no ratings say which response is better"):
+        convert.convert([write(tmp_path / "d.jsonl", timed)])
     with pytest.raises(UserError, match="every row is a tie"):
         convert.convert([write(tmp_path / "c.jsonl", numbered(0))])
     with pytest.raises(UserError, match="'history' would be lost"):
@@ -232,3 +235,11 @@ def test_choices_sentences_and_hints_are_no_two_responses(tmp_path, row):
     with pytest.raises(UserError) as refusal:
         formats.read([write(tmp_path / "a.jsonl", row)])
     assert "two responses" not in str(refusal.value)
+
+
+def test_a_verdict_beside_a_pair_that_is_not_clear_is_refused_also_where_all_rows_have_it(tmp_path):
+    file = tmp_path / "a.jsonl"
+    rows = [{"prompt": f"Q {n}?", "chosen": "One.", "rejected": "Two.", "better": "B"} for n in range(3)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="'better' is 'B', which does not say whether chosen or rejected is better"):
+        formats.read([file])
