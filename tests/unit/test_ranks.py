@@ -8,6 +8,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from peakmem.events import Reserved
 from rlhf import recipe
 from rlhf.cli.plan_tables import between_rows
 from rlhf.plan import ranks, weights
@@ -55,6 +56,18 @@ def test_one_rank_is_rehearsed(monkeypatch):
     whole = load("2x4090-llama2-13b/v1")
     Predictor().predict(whole, "ppo")
     assert asked == [ranks.recipe_of_one_rank(whole, "ppo")] and asked != [whole]
+
+
+def test_a_stage_needs_what_its_neediest_phase_does(monkeypatch):
+    """So that the plan and the tables made of predicted.json, which has the phases, say the same."""
+    peaks = {WHOLE: Peak(), "update": Peak(by_operation={"step": {"base": 1}}), "score": Peak()}
+    held = {
+        name: Reserved(0, 10**11, size) for name, size in ((WHOLE, 42 * 10**9), ("update", 41 * 10**9), ("score", 1))
+    }
+    answer = RehearsedStage([peaks, peaks], held)
+    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: answer)
+    predicted = Predictor().predict(load("h100-llama2-13b/v1"), "ppo")
+    assert predicted.whole.needed_bytes == predicted.phases["update"].needed_bytes == 41 * 10**9
 
 
 def test_adapters_are_counted_as_peft_makes_them():
