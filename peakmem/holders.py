@@ -20,8 +20,8 @@ class Holders:
     """The modules and optimizers that are made between `watch` and `stop`."""
 
     def __init__(self) -> None:
-        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._modules: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+        self._optimizers: weakref.WeakValueDictionary[int, torch.optim.Optimizer] = weakref.WeakValueDictionary()
         self._undo = ExitStack()
 
     def watch(self) -> None:
@@ -31,6 +31,10 @@ class Holders:
 
     def stop(self) -> None:
         """Leave classes and parameters as they were before `watch`."""
+        for module in self._all_modules():
+            for parameter in module._parameters.values():
+                if hasattr(parameter, "_watched"):
+                    delattr(parameter, "_watched")
         self._undo.close()
 
     def label_tensors(self, label: Label) -> None:
@@ -45,7 +49,7 @@ class Holders:
                     self._label_parameter(parameter, component, label)
             for buffer in module._buffers.values():
                 label(buffer, "base")
-        for optimizer in list(self._optimizers):
+        for optimizer in list(self._optimizers.values()):
             for state in optimizer.state.values():
                 for value in tensors_in(*state.values()):
                     label(value, "optimizer")
@@ -53,7 +57,7 @@ class Holders:
     def _all_modules(self) -> list[nn.Module]:
         """Return the modules that were constructed, and copies inside them, whose constructors did not run."""
         modules: dict[int, nn.Module] = {}
-        waiting = list(self._modules)
+        waiting = list(self._modules.values())
         while waiting:
             module = waiting.pop()
             if id(module) not in modules:
@@ -68,26 +72,19 @@ class Holders:
         label(parameter.grad, "gradients")
         if parameter.requires_grad and not hasattr(parameter, "_watched"):
             parameter._watched = True  # type: ignore[attr-defined]  # an attribute of this module
-            self._undo.callback(_forget, weakref.ref(parameter))
             hook = parameter.register_post_accumulate_grad_hook(lambda p: label(p.grad, "gradients"))
             self._undo.callback(hook.remove)
 
 
-def _forget(parameter: "weakref.ref[nn.Parameter]") -> None:
-    alive = parameter()
-    if alive is not None:
-        delattr(alive, "_watched")
-
-
 @contextmanager
-def _noting_instances(kind: Any, instances: weakref.WeakSet[Any]) -> Iterator[None]:
-    """Add every new instance of a class to `instances` inside the block."""
+def _noting_instances(kind: Any, instances: weakref.WeakValueDictionary[int, Any]) -> Iterator[None]:
+    """Add every new instance of a class to `instances` inside the block, by its id: a class may hash by its content."""
     original = kind.__init__
 
     @functools.wraps(original)
     def __init__(self: object, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
-        instances.add(self)
+        instances[id(self)] = self
 
     kind.__init__ = __init__
     try:

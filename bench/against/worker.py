@@ -22,6 +22,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+PLAN = "rlhf.plan" if find_spec("rlhf.plan") else "rlhf.memory"  # as it was called before
 MEASURED_PHASES = (
     "load",
     "evaluate",
@@ -214,7 +217,9 @@ def tokens(file: Path) -> int:
 def prediction(recipe: Path) -> dict[str, dict[str, dict[str, int]]]:
     """Return what is predicted for the stages of a card's recipe and their phases."""
     from rlhf import recipe as recipes
-    from rlhf.plan.predict import Predictor, predicted_stages
+
+    predict = import_module(f"{PLAN}.predict")
+    Predictor, predicted_stages = predict.Predictor, predict.predicted_stages
 
     loaded = recipes.load(recipe)
     with Predictor() as predictor:
@@ -241,7 +246,8 @@ def main() -> None:
     import rlhf
     from rlhf import recipe as recipes
     from rlhf.cli import cli
-    from rlhf.plan.rehearsal.short_runs import few_steps
+
+    few_steps = import_module(f"{PLAN}.rehearsal.short_runs").few_steps
 
     def run(arguments: list[str]) -> None:
         cli.main(arguments, standalone_mode=False)

@@ -260,6 +260,27 @@ def test_weights_gradients_and_states_of_a_linear_layer():
     assert left["optimizer"] == 2 * size + 2 * 512
 
 
+class HashedByContent(nn.Linear):
+    """A module as torchmetrics has them: it cannot be hashed before it is complete."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 32, bias=False)
+        self.state = 1
+
+    def __hash__(self) -> int:
+        return hash(self.state)
+
+
+def test_a_module_that_hashes_by_its_content_is_followed_and_may_be_converted():
+    with tracker() as found:
+        layer = HashedByContent()
+        layer(torch.zeros(1, 32)).sum().backward()
+        with record_function("train"):
+            torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight.detach()))  # fails with weak references
+    assert parts(found.peaks()["train"])["base"] == 4 * KB
+    assert not hasattr(layer.weight, "_watched")
+
+
 def test_freed_gradients_no_longer_count():
     with tracker() as found:
         layer = nn.Linear(128, 64, bias=False)
