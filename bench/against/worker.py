@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-PLAN = "rlhf.plan" if find_spec("rlhf.plan") else "rlhf.memory"  # as it was called before
+PLAN = "rlhf.plan" if find_spec("rlhf.plan") else "rlhf.plan"  # as it was called before
 MEASURED_PHASES = (
     "load",
     "evaluate",
