@@ -33,10 +33,12 @@ _TIMES = {"time", "timestamp", "tstamp", "date", "datetime", "created", "updated
 _HASH = re.compile(r"(?i)(?=.*\d)(?:[0-9a-f]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?)?")
 _CLOCK = re.compile(r"(?=(?:.*\d){4})[\d\s:./+TZ-]+")
-_PAGE = re.compile(
-    r"(?i)https?://\S+(?<!\.png|\.jpg|\.gif|\.svg|\.bmp|\.wav|\.mp3|\.mp4|\.pdf|\.csv|\.txt)"
-    r"(?<!\.jpeg|\.webp|\.tiff|\.flac|\.webm|\.docx|\.json)"
-)
+_URL = re.compile(r"(?i)https?://\S+")
+_ENDING = re.compile(r"\.([a-z]\w{1,7}|\d[a-z]\w?)\Z")
+_OF_PAGES = {
+    *("html", "htm", "xhtml", "shtml", "stm", "php", "asp", "aspx", "jsp", "jspx"),
+    *("cfm", "cgi", "cms", "do", "ece", "pl", "md"),
+}
 _ID = re.compile(r"\S*\d\S*|(?=\S*[a-z])[A-Za-z]\S*[A-Z]\S*")  # with a digit, or a capital inside of it
 _TRAINED = re.compile(r"train\w*|loss(?:es)?|weights?|learn\w*|supervis\w*|backprop\w*")
 _OF_TRAINED = {
@@ -242,11 +244,20 @@ def is_free(name: str, value: object, facts: FileFacts = NO_FACTS) -> bool:
     if isinstance(value, datetime.date | datetime.time):
         return True
     text = str(value).strip()
-    if any(shape.fullmatch(text) for shape in (_HASH, _TIME, _PAGE)):
+    if _HASH.fullmatch(text) or _TIME.fullmatch(text) or _is_page(text):
         return True
     if _names_id(name) and is_word(value):
         return name in facts.ids or _is_id(value)
     return not _TIMES.isdisjoint(words(name)) and bool(_CLOCK.fullmatch(text))
+
+
+def _is_page(text: str) -> bool:
+    """Return whether a text is the address of a page; another ending says that it is that of an image or a file."""
+    if not _URL.fullmatch(text):
+        return False
+    path = re.split("[?#]", text.partition("//")[2], maxsplit=1)[0]
+    ending = _ENDING.search(path.rpartition("/")[2].lower()) if "/" in path else None
+    return ending is None or ending[1] in _OF_PAGES
 
 
 def _names_id(name: str) -> bool:

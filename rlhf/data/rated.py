@@ -118,10 +118,12 @@ def pairs(rated: Rated, how: RatedPairs, count: Count) -> Iterator[dict[str, obj
 
 
 def _may_be_read(name: str, value: object) -> bool:
-    """Return whether a column beside rated answers is read, or holds a text that the answers may depend on."""
-    return (
-        name in _READ or switches_training(name) or (not isinstance(value, list) and any(map(is_text, values(value))))
-    )
+    """Return whether a column beside rated answers is read, or holds texts or messages that these may depend on."""
+    if name in _READ or switches_training(name):
+        return True
+    if isinstance(value, list):
+        return is_messages(value) and any("role" in item or "from" in item for item in value)
+    return any(map(is_text, values(value)))
 
 
 def _of_objects(row: Mapping[str, object], rating: str | None) -> _Found | None:

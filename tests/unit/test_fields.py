@@ -276,6 +276,8 @@ def test_a_weight_between_is_refused_with_the_way_out():
     [
         ("image_url", "http://x/cat.jpg"),
         ("look", "https://x.org/a/cat.webp"),
+        ("look", "https://x.org/a/cat.HEIC?size=2#top"),
+        ("look", "https://x.org/a/cat.7z"),
         ("image_id", 17),
         ("previous_turns", [{"role": "user", "content": "Tell me."}]),
         ("turns", [{"role": "user", "content": "Tell me."}]),
@@ -317,7 +319,8 @@ def test_one_refusal_names_all_such_columns_and_fields_of_the_file():
 @pytest.mark.parametrize(
     ("column", "values"),
     [
-        ("sourceUrl", ["http://x/very/long", "https://y.org/a?b=c"]),
+        ("sourceUrl", ["http://x/very/long", "https://y.org/a?b=c", "https://y.org", "https://y.org/a.html?b=c.png"]),
+        ("paper", ["https://arxiv.org/abs/2402.14740v2", "https://y.org/St._Louis", "https://y.org/v1.2/"]),
         ("prompt_id", ["x7", 17]),
         ("post.id", ["hgkpq7", "hgkpqz", "a8"]),
         ("anything", ["550e8400-e29b-41d4-a716-446655440000", "0123456789abcdef" * 2]),

@@ -156,6 +156,10 @@ def test_lists_of_answers_with_ratings_or_places_are_read(tmp_path, row, pair):
         ({"responses": ["a b", "c"], "chosen": 1}, "'chosen' may count its answers from 0 or from 1: write 'ranks'"),
         ({"responses": ["a", "b"], "scores": [1, 2], "source": "guten Tag"}, "'source' is not used in training"),
         ({"responses": ["a", "b"], "scores": [1, 2], "passage": "word"}, "'passage' would be lost"),
+        (
+            {"responses": ["a", "b"], "scores": [1, 2], "earlier": [{"role": "user", "content": "Hi."}]},
+            "'earlier' is not used in training",
+        ),
         ({"responses": ["a", "b"], "scores": [1, 2], "trainable": False}, "no answer"),
     ],
 )
