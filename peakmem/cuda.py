@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from peakmem.cards import Card
 from peakmem.events import EMPTIED
 from peakmem.patches.replacing import Patch
-from peakmem.tensors import META, Args, Kwargs
+from peakmem.tensors import META, Args, Kwargs, on_stand_in
 
 if TYPE_CHECKING:
     from peakmem.script import Followed
@@ -59,6 +59,7 @@ def _named_device(*args: Any, **kwargs: Any) -> torch.device:
 
 _ANSWERS: dict[Any, Callable[..., Any]] = {
     _device_of: _device_that_is_said,
+    Tensor.is_meta.__get__: lambda x, *_: False,  # type: ignore[attr-defined]
     Tensor.is_cuda.__get__: lambda x, *_: x.is_meta,  # type: ignore[attr-defined]
     torch.device: _named_device,
     Tensor.cuda: lambda x, *_, **__: x.to(META),
@@ -198,7 +199,7 @@ def _of_its_own(answer: Any) -> Any:
 
 def _finite(ask: Callable[[Tensor], Tensor], answer: bool) -> Callable[[Tensor], Tensor]:
     """Return a function that takes every number on the card to be finite."""
-    return lambda x: torch.full(x.shape, answer, device=META) if x.is_meta else ask(x)
+    return lambda x: torch.full(x.shape, answer, device=META) if on_stand_in(x) else ask(x)
 
 
 class _NoDevice(contextlib.AbstractContextManager["_NoDevice"]):

@@ -18,6 +18,7 @@ from torch.utils import _device, checkpoint
 from peakmem.attention import attention
 from peakmem.patches import accelerate
 from peakmem.patches.replacing import Patch
+from peakmem.tensors import on_stand_in
 
 if TYPE_CHECKING:
     from peakmem.device import StandIn
@@ -66,7 +67,7 @@ def _softmax_of_halves(plain: Callable[..., Tensor], kernel: Callable[..., Tenso
     """Return a softmax that takes a float16 input to float32 in one kernel, as CUDA does (SoftMax.cpp, softmax)."""
 
     def softmax(x: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
-        if x.is_meta and dim is not None and x.dtype == torch.float16 and dtype == torch.float32:
+        if on_stand_in(x) and dim is not None and x.dtype == torch.float16 and dtype == torch.float32:
             return kernel(x, dim, True)
         return plain(x, dim, dtype=dtype)
 
@@ -126,7 +127,7 @@ class _Autocast:
 
     def lowered(self, x: object) -> object:
         """Return an input of a product as it is multiplied."""
-        if not (self.on and isinstance(x, Tensor) and x.is_meta and x.dtype == torch.float32):
+        if not (self.on and isinstance(x, Tensor) and on_stand_in(x) and x.dtype == torch.float32):
             return x
         if not (x.is_leaf and x.requires_grad):
             return x.to(self.dtype)
@@ -136,7 +137,7 @@ class _Autocast:
 
     def raised(self, x: object) -> object:
         """Return an input of an operation that is computed in float32."""
-        narrow = self.on and isinstance(x, Tensor) and x.is_meta and x.dtype in (torch.float16, torch.bfloat16)
+        narrow = self.on and isinstance(x, Tensor) and on_stand_in(x) and x.dtype in (torch.float16, torch.bfloat16)
         return x.float() if narrow else x  # type: ignore[attr-defined]  # a tensor
 
     def casting(self, function: Callable[..., Any], cast: Callable[[object], object]) -> Callable[..., Any]:

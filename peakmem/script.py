@@ -4,6 +4,7 @@ A program that makes a model of many equal layers may be run with few of them (`
 """
 
 import contextlib
+import gc
 import importlib.metadata
 import math
 import os
@@ -116,6 +117,11 @@ class Followed(StandIn):
         self.most = max(self.most, self.alive)
         self.record.made.append(Made(self._line(), (), ""))
         return number
+
+    def label(self, tensor: Tensor | None, component: StorageKind) -> None:
+        """Label a tensor, from wherever this is called."""
+        with torch._C.DisableTorchFunction():
+            super().label(tensor, component)
 
     def _release(self, number: int) -> None:
         self.alive -= self._storages[number].bytes
@@ -382,6 +388,7 @@ def follow(command: Sequence[str], module: bool, run: Followed) -> NoReturn:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("WANDB_MODE", "disabled")
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # weights are moved by this thread, which is followed
+    gc.disable()  # what Python's collector frees, and when, would differ between depths
     with run:
         try:
             _start_all(list(command), module)

@@ -32,7 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-PLAN = "rlhf.plan" if find_spec("rlhf.plan") else "rlhf.plan"  # as it was called before
+NEW, OLD = "rlhf.plan", "rlhf.memory"  # predictions are in one or the other: an older checkout has the latter
+PLAN = NEW if find_spec(NEW) else OLD
 MEASURED_PHASES = (
     "load",
     "evaluate",
