@@ -1,7 +1,7 @@
 """Loading of base models and tokenizers, from a folder or the hub."""
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -264,13 +264,15 @@ def _from_pretrained(
         check_places(report, name)
     else:  # its head is new
         check_sources(report, name, SCORE)
-        known = {SCORE} - report["missing_keys"]
-        check_places({"unexpected_keys": known | report["unexpected_keys"]}, name, _output_weights(config))
+        check_places({"unexpected_keys": {SCORE} - report["missing_keys"]}, name)
+        if report["unexpected_keys"] - {*_output_weights(config)}:
+            # The causal model knows other names of these weights too, as GPT-NeoX's embed_out, and refuses the rest.
+            _from_pretrained(AutoModelForCausalLM, name, torch.device("meta"), errors_named, revision)
     stored.check_base(base, name)
     return base
 
 
-def _output_weights(config: PreTrainedConfig) -> Collection[str]:
+def _output_weights(config: PreTrainedConfig) -> list[str]:
     """Return the names of the weights behind a causal model's decoder, which a classifier does not need."""
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)

@@ -7,7 +7,7 @@ in transformers ignores by name (layers that predict further tokens, towers of o
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -48,9 +48,9 @@ def check_sources(report: Mapping[str, Any], name: str, *unneeded: str) -> None:
             raise UserError(f"{name} {problem} {named(keys)}: it is damaged, or not a checkpoint of this architecture")
 
 
-def check_places(report: Mapping[str, Any], name: str, spare: Collection[str] = ()) -> None:
-    """Raise UserError where a checkpoint has tensors that the model has no place for, but those of `spare`."""
-    if keys := _uncomputed(key for key in report["unexpected_keys"] if key not in spare):
+def check_places(report: Mapping[str, Any], name: str) -> None:
+    """Raise UserError where a checkpoint has tensors that the model has no place for."""
+    if keys := _uncomputed(report["unexpected_keys"]):
         raise UserError(
             f"{name} has {named(keys)}, for which its config.json has no place: take the config.json that belongs to "
             "these weights, or a copy of them without what the language model does not need"
@@ -63,6 +63,6 @@ def named(keys: Sequence[str]) -> str:
     return ", ".join(keys[:NAMED]) + others
 
 
-def _uncomputed(keys: Collection[str] | Iterator[str]) -> list[str]:
+def _uncomputed(keys: Iterable[str]) -> list[str]:
     """Return those names, sorted, that are not of buffers that the code computes."""
     return sorted(key for key in keys if not COMPUTED.search(key))

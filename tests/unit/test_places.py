@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoXForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, GPTNeoXForCausalLM
 
 from rlhf.errors import UserError
+from rlhf.models import loading
 from rlhf.models.loading import check_weights, load_base
 from rlhf.new.model import describe, read_model
 from rlhf.run.directory import StageRun
@@ -62,6 +64,24 @@ def with_others(others: Tensors, tensors: Tensors) -> None:
 def load(folder: Path, head: str = "lm") -> object:
     loaded = models.recipe_of(str(folder), data__source="files", data__files=["none.jsonl"])
     return load_base(StageRun(folder, loaded, "sft").base, torch.device("cpu"), head=head)  # type: ignore[arg-type]
+
+
+def neox(folder: Path) -> None:
+    """Write a checkpoint of GPT-NeoX."""
+    config: Any = AutoConfig.for_model(
+        "gpt_neox",
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        vocab_size=64,
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(folder)
+
+
+def scored(folder: Path) -> object:
+    """A checkpoint of any type with a scalar head; `model.architecture` describes few types."""
+    return loading._from_pretrained(AutoModelForSequenceClassification, str(folder), torch.device("cpu"), nullcontext)
 
 
 def test_every_tensor_is_needed(whole, tmp_path):
@@ -118,16 +138,23 @@ def test_tied_weights_and_computed_buffers_are_the_exceptions(llama, tmp_path):
 
 def test_masks_of_old_checkpoints_are_computed_and_what_a_class_ignores_is_not(tmp_path):
     """GPT-NeoX ignores `attention.bias` by a pattern, whose point is any character: `attention_bias` is a weight."""
-    config: Any = AutoConfig.for_model(
-        "gpt_neox", hidden_size=32, num_hidden_layers=1, num_attention_heads=4, vocab_size=64
-    )
-    GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "neox")
+    neox(tmp_path / "neox")
     layer = "gpt_neox.layers.0."
     masks = {f"{layer}attention.bias": torch.ones(1, 1, 8, 8), f"{layer}attention.masked_bias": torch.tensor(-1e9)}
     check_weights(changed(tmp_path / "neox", tmp_path / "old", partial(with_others, masks)))
     odd = {f"{layer}attention_bias": torch.ones(8)}
     with pytest.raises(UserError, match=r"has gpt_neox\.layers\.0\.attention_bias, for which"):
         check_weights(changed(tmp_path / "neox", tmp_path / "odd", partial(with_others, odd)))
+
+
+def test_a_score_head_leaves_out_the_output_matrix_whatever_its_name(tmp_path):
+    """A checkpoint of GPT-NeoX has `embed_out.weight`, and its model in transformers `lm_head.weight`."""
+    neox(tmp_path / "neox")
+    assert "embed_out.weight" in load_file(tmp_path / "neox/model.safetensors")
+    scored(tmp_path / "neox")
+    odd = changed(tmp_path / "neox", tmp_path / "odd", partial(with_others, {"embed_in_2.weight": torch.ones(2)}))
+    with pytest.raises(UserError, match=r"has embed_in_2\.weight, for which"):
+        scored(odd)
 
 
 def test_a_score_head_of_the_checkpoint_is_not_ours(llama, tmp_path):
