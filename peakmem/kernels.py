@@ -17,7 +17,9 @@ from peakmem.tensors import Args, Count, Kwargs
 
 Shape = Sequence[int]
 aten = torch.ops.aten
-OWN_TOKENS = "torch_attn::_varlen_attn"
+# Flash attention to sequences of different lengths, and torch.nn.attention.varlen around it. Both have the arguments
+# that are read here in the same places.
+VARIABLE_LENGTHS = ("aten::_flash_attention_forward", "torch_attn::_varlen_attn")
 ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "flash_attention_for_cpu")  # torch's kernels that we run
 
 
@@ -28,7 +30,7 @@ def inside(gpu: Gpu) -> dict[str, Count]:
         "aten::_scaled_dot_product_efficient_attention_backward": functools.partial(_efficient_backward, gpu),
         "aten::_softmax_backward_data": _softmax_backward,
         "aten::_safe_softmax": _safe_softmax,
-        OWN_TOKENS: _own_tokens,
+        **dict.fromkeys(VARIABLE_LENGTHS, _variable_lengths),
         bitsandbytes.PRODUCT: functools.partial(bitsandbytes.inside, gpu),
     }
 
@@ -36,16 +38,17 @@ def inside(gpu: Gpu) -> dict[str, Count]:
 # -- attention -----------------------------------------------------------------------------------------------------
 
 
-def _own_tokens(args: Args, kwargs: Kwargs) -> int:
+def _variable_lengths(args: Args, kwargs: Kwargs) -> int:
     """Return the bytes of grouped queries and of their results in another order, and of partial sums; at most.
 
-    Source: flash_attn/flash_api.cpp, mha_varlen_fwd, for one query a row. Keys are split into as many parts as fill the
-    card, at most one for each block of them.
+    Source: flash_attn/flash_api.cpp, mha_varlen_fwd, which does so for one query a row. Keys are split into as many
+    parts as fill the card, at most one for each block of them.
     """
-    query, key, longest = args[0], args[1], args[6]
-    rows, heads, size = query.shape
-    if heads == key.shape[1]:
+    query, key, queries, longest = args[0], args[1], args[5], args[6]
+    heads, size = query.shape[-2:]
+    if heads == key.shape[-2] or queries > 1:
         return 0
+    rows = query.numel() // (heads * size)
     width = -(-size // 32) * 32 if size <= 128 else -(-size // 64) * 64
     block = 256 if size <= 64 else 128 if size <= 128 else 64
     parts = -(-longest // block)
@@ -53,8 +56,8 @@ def _own_tokens(args: Args, kwargs: Kwargs) -> int:
     return size_of_sums + 2 * int(query.nbytes)
 
 
-def _own_tokens_flops(args: Args, kwargs: Kwargs) -> int:
-    """Return the operations of one query a row, to as many tokens as the longest row can have."""
+def _variable_lengths_flops(args: Args, kwargs: Kwargs) -> int:
+    """Return the operations of every query, to as many tokens as the longest row can have."""
     query, longest = args[0], args[6]
     count: int = 4 * query.numel() * longest
     return count
@@ -165,6 +168,6 @@ def _of_tensors(count: Callable[..., int]) -> Count:
 # What torch's own table of operations does not know, or not in every release.
 FLOPS: dict[str, Count] = {
     **{packet.default._schema.name: _of_tensors(count) for packet, count in ATTENTION_FLOPS.items()},
-    OWN_TOKENS: _own_tokens_flops,
+    **dict.fromkeys(VARIABLE_LENGTHS, _variable_lengths_flops),
     bitsandbytes.PRODUCT: bitsandbytes.flops,
 }

@@ -117,15 +117,16 @@ def test_a_card_before_ampere_lacks_bfloat16():
     assert cards.lacks_bfloat16("2xt4") == cards.lacks_bfloat16("t4")
 
 
-def test_what_attention_to_a_row_s_own_tokens_allocates_and_computes():
+@pytest.mark.parametrize("name", kernels.VARIABLE_LENGTHS)
+def test_what_attention_to_a_row_s_own_tokens_allocates_and_computes(name):
     """Grouped queries are copied, and so are their results; partial sums of at most 4 blocks of 128 keys, by hand."""
     keys = torch.empty(16 * 512, 8, 128, dtype=torch.bfloat16, device=META)
     for heads, inside in ((8, 0), (32, 2 * 16 * 32 * 128 * 2 + 4 * 16 * 32 * (128 + 1) * 4)):
         query = torch.empty(16, heads, 128, dtype=torch.bfloat16, device=META)
         args = (query, keys, keys, None, None, 1, 512)
-        assert kernels.inside(CARDS["h100"].gpu)[kernels.OWN_TOKENS](args, {}) == inside
-        assert kernels.FLOPS[kernels.OWN_TOKENS](args, {}) == 4 * 16 * heads * 128 * 512
+        assert kernels.inside(CARDS["h100"].gpu)[name](args, {}) == inside
+        assert kernels.FLOPS[name](args, {}) == 4 * 16 * heads * 128 * 512
     short = (*args[:6], 128)
-    assert kernels.inside(CARDS["h100"].gpu)[kernels.OWN_TOKENS](short, {}) == 2 * 16 * 32 * 128 * 2, (
-        "one block has no partial sums"
-    )
+    assert kernels.inside(CARDS["h100"].gpu)[name](short, {}) == 2 * 16 * 32 * 128 * 2, "one block has no partial sums"
+    several = (*args[:5], 2, 512)
+    assert kernels.inside(CARDS["h100"].gpu)[name](several, {}) == 0, "several queries of a row stay as they lie"

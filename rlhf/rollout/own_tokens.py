@@ -1,8 +1,8 @@
 """Attention of a decoding step in which every row reads the cached tokens of its own, and no empty or padded slot.
 
-torch's kernel for sequences of different lengths (torch.nn.attention.varlen, flash attention) takes where each sequence
-begins and how many of its tokens count, both as tensors of the device: a captured step reads new ones each time.
-Prompts end together in the cache, so that a row's tokens are one piece that begins behind its padding.
+torch's flash attention for sequences of different lengths takes where each sequence begins and how many of its tokens
+count, both as tensors of the device: a captured step reads new ones each time. Prompts end together in the cache, so
+that a row's tokens are one piece that begins behind its padding.
 
 It needs CUDA, a card of compute capability 8.0 or newer, 16-bit keys and values of one head size that is a multiple of
 8 and at most 256. Elsewhere a step reads a window of the cache with a mask (rlhf/rollout/library_decoding.py).
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
@@ -29,6 +28,9 @@ BY_DEVICE = {"cpu": False, "cuda": True}
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 LARGEST_HEAD, HEAD_MULTIPLE = 256, 8
 SPANS = torch.int32  # in place of a mask; no mask has this type
+# The operation behind torch.nn.attention.varlen.varlen_attn, whose own arguments differ between releases: the wrapper
+# of torch 2.11 has no `seqused_k`. That of 2.13 also fills a tensor in each call that nothing here reads.
+flash_attention = torch.ops.aten._flash_attention_forward
 
 
 def attention_of_steps(model: Model) -> str:
@@ -92,7 +94,8 @@ def _of_spans(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scaling
     """Return attention (rows, heads, size) of one query a row to keys and values (rows, slots, key heads, size)."""
     slots, heads, size = keys.shape[1:]
     numbers, first, lengths = rows
-    out = varlen_attn(
+    out: Tensor
+    out, *_ = flash_attention(
         query,
         keys.view(-1, heads, size),
         values.view(-1, heads, size),
@@ -100,11 +103,12 @@ def _of_spans(query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scaling
         first,
         1,
         slots,
+        0.0,  # dropout
+        False,  # causal: the only query is the newest token
+        False,  # debug mask
         scale=scaling,
-        enable_gqa=query.shape[1] != heads,
         seqused_k=lengths[:-1],
     )
-    assert isinstance(out, Tensor)  # as no auxiliary result is asked for
     return out
 
 

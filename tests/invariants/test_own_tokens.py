@@ -32,11 +32,11 @@ def read(monkeypatch) -> Iterator[list[Tensor]]:
     """Let a CPU decode as CUDA does, also in float32. Holds the tokens that each row of each call has read."""
     lengths: list[Tensor] = []
 
-    def recorded(*args: Any, seqused_k: Tensor, **options: Any) -> Tensor:
+    def recorded(*args: Any, seqused_k: Tensor, **options: Any) -> tuple[Tensor, ...]:
         lengths.append(seqused_k.clone())
-        return kernels.varlen_attn(*args, seqused_k=seqused_k, **options)
+        return kernels.flash_attention(*args, seqused_k=seqused_k, **options)
 
-    monkeypatch.setattr(own_tokens, "varlen_attn", recorded)
+    monkeypatch.setattr(own_tokens, "flash_attention", recorded)
     monkeypatch.setattr(own_tokens, "DTYPES", (torch.bfloat16, torch.float32))
     monkeypatch.setitem(own_tokens.BY_DEVICE, "cpu", True)
     monkeypatch.setattr(own_tokens, "kernel_works", lambda *_: True)
@@ -176,17 +176,17 @@ def test_windows_stay_narrow_where_they_are_read(monkeypatch, read):
     assert state.layers[0].window == 24 < state.layers[0].slots
 
 
-def no_lengths(*args: Any, seqused_k: Tensor, **options: Any) -> Tensor:
-    return kernels.varlen_attn(*args, seqused_k=torch.full_like(seqused_k, 300), **options)
+def no_lengths(*args: Any, seqused_k: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    return kernels.flash_attention(*args, seqused_k=torch.full_like(seqused_k, 300), **options)
 
 
 def no_starts(
     query: Tensor, key: Tensor, value: Tensor, rows: Tensor, first: Tensor, *args: Any, **options: Any
-) -> Tensor:
-    return kernels.varlen_attn(query, key, value, rows, first // 300 * 300, *args, **options)
+) -> tuple[Tensor, ...]:
+    return kernels.flash_attention(query, key, value, rows, first // 300 * 300, *args, **options)
 
 
-def refuses(*args: Any, **options: Any) -> Tensor:
+def refuses(*args: Any, **options: Any) -> tuple[Tensor, ...]:
     raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
 
 
@@ -195,10 +195,10 @@ def test_a_kernel_is_tried_before_it_is_used(monkeypatch, capsys):
     device = torch.device("cpu")
     for dtype in own_tokens.DTYPES:
         for size in (8, 64, 256):
-            monkeypatch.setattr(own_tokens, "varlen_attn", kernels.varlen_attn)
+            monkeypatch.setattr(own_tokens, "flash_attention", kernels.flash_attention)
             assert tried(device, dtype, size)
     assert capsys.readouterr() == ("", "")
     for faulty, reason in ((no_lengths, "its results differ"), (no_starts, "its results differ"), (refuses, "Ampere")):
-        monkeypatch.setattr(own_tokens, "varlen_attn", faulty)
+        monkeypatch.setattr(own_tokens, "flash_attention", faulty)
         assert not tried(device, torch.bfloat16, 64)
         assert reason in "".join(capsys.readouterr())

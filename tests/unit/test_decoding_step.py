@@ -127,13 +127,13 @@ def test_a_layer_without_adapters_by_hand(bf16):
     names = bf16["base"].per_layer
     assert names.count("aten::mm") == 7
     assert names.count("aten::index_copy_") == 2  # keys, values
-    assert names.count("torch_attn::_varlen_attn") == 1
+    assert names.count("aten::_flash_attention_forward") == 1
 
 
 def test_float32_decodes_through_a_mask():
     for role, step in decoding_step.decoding_steps(load(BF16, model__dtype="float32")).items():
         assert step.per_layer.count("aten::_scaled_dot_product_efficient_attention") == 1, role
-        assert "torch_attn::_varlen_attn" not in step.per_layer
+        assert "aten::_flash_attention_forward" not in step.per_layer
 
 
 def test_layers_that_differ_are_refused():

@@ -58,7 +58,7 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch.ops.aten:_fused_rms_norm": "rlhf/models/lean/fused_linear.py",
     "torch.ops.aten:_fused_rms_norm_backward": "rlhf/models/lean/fused_linear.py",
     "torch.ops.aten:_softmax_backward_data": KERNELS,
-    "torch.nn.attention.varlen:_varlen_attn": KERNELS,
+    "torch.ops.aten:_flash_attention_forward": "rlhf/rollout/own_tokens.py",
     "torch.ops.aten:_local_scalar_dense": "peakmem/device.py",
     "torch.ops.aten:_amp_foreach_non_finite_check_and_unscale_": "peakmem/script.py",
     "torch.amp:GradScaler._maybe_opt_step": "peakmem/cuda.py",
