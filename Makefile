@@ -23,7 +23,7 @@
 ##+ REUSE        another root of runs; its finished stages are used if OUT has none
 ##+ GUIDE        1: with HW, the version that keeps the settings of a published guide, where there is one
 ##+ STAGE        stage that `make plan` predicts alone, or whose model `make chat` loads
-##+ STOP_ON      checks that end a stage when they find something, for example "nan flat_loss", or all (docs/troubleshooting.md)
+##+ STOP_ON      checks whose findings end a stage, for example "nan flat_loss", or all (docs/troubleshooting.md)
 ##+ REPORT_TO    also send the metrics to wandb, trackio or tensorboard
 ##+ SEEDS        seeds of `make reproduce`, separated by commas [0,1,2]
 ##+ TEMPERATURE  temperature of `make chat`; 0 takes the likeliest token [the recipe's]
