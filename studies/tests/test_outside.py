@@ -183,7 +183,7 @@ def test_blind_predictions_answer_every_run_of_their_settings():
     ):
         predicted = read(OUTSIDE / f"{file}.json", dict[str, Any])
         content = read(OUTSIDE / f"{settings}.json", dict[str, Any])
-        asked = content["settings"] if "settings" in content else content["runs"]
+        asked = content["runs"] if isinstance(content["runs"], list) else content["settings"]
         assert len(predicted["code"]["commit"]) == 40 and not predicted["code"].get("dirty")
         names = [run.get("id") or f"{run['base']}|{run['method']}|{run['rows']}" for run in asked]
         assert [run["id"] for run in predicted["runs"]] == names
