@@ -51,15 +51,23 @@ def measure(
     steps: int,
     shape: LengthsShape,
     supervised_steps: int | None = None,
+    measured: Sequence[StageName] | None = None,
     preflight: bool = True,
 ) -> dict[StageName, StageSteps]:
     """Run a few steps of the stages on random weights below `out`; return what `measure_short` does.
 
     `shape` chooses the lengths of rows (`data.lengths`). `steps` follow those of the warm-up; `supervised_steps` are
-    those of stages that do not sample, if others.
+    those of stages that do not sample, if others. Parents take one step, but for those that are `measured` below `out`,
+    now or in another call; without it these are `stages`.
     """
     supervised = WARM_UP + (steps if supervised_steps is None else supervised_steps)
-    short = loaded.with_changes(few_steps(loaded.recipe, WARM_UP + steps, shape, supervised))
+    timed = stages if measured is None else measured
+    adapters_alone = [stage for stage in with_parents(loaded, timed) if stage not in timed]
+    once = few_steps(loaded.recipe, 1, shape)
+    short = loaded.with_changes(
+        few_steps(loaded.recipe, WARM_UP + steps, shape, supervised)
+        | {key: value for key, value in once.items() if key.partition(".")[0] in adapters_alone}
+    )
     return measure_short(short, stages, out, preflight=preflight)
 
 

@@ -33,9 +33,17 @@ def measure(context: Context[SpeedFigures], shape: LengthsShape, stages: list[St
     out = context.scratch / "runs"
     count = 2 if context.dry_run else STEPS
     supervised = SUPERVISED_STEPS if shape == "hh" and not context.dry_run else count
-    for stage in stages[:1] if context.dry_run else stages:
+    chosen = stages[:1] if context.dry_run else stages
+    for stage in chosen:
         measured["stages"] |= steps.measure(
-            context.recipe, (stage,), out, steps=count, supervised_steps=supervised, shape=shape, preflight=False
+            context.recipe,
+            (stage,),
+            out,
+            steps=count,
+            supervised_steps=supervised,
+            measured=chosen,
+            shape=shape,
+            preflight=False,
         )
         context.save()
     return decision(measured, context.recipe.name)

@@ -453,6 +453,26 @@ def test_a_stage_whose_parent_did_not_fit_does_not_fit_and_others_are_measured(t
     assert measured == {"ppo": lost, "dpo": {"hours": 1.0}}
 
 
+@pytest.mark.parametrize(
+    ("stages", "measured", "taken"),
+    [
+        (["ppo"], None, {"sft": 1, "rm": 1, "ppo": 5, "dpo": 9}),
+        (["ppo"], ["sft", "ppo"], {"sft": 9, "rm": 1, "ppo": 5}),
+        (["sft"], ["sft", "ppo"], {"sft": 9, "rm": 1, "ppo": 5}),
+        (["evaluate"], None, {"sft": 1, "ppo": 1, "dpo": 1}),
+        (["sft"], None, {"sft": 9}),
+    ],
+)
+def test_a_parent_takes_one_step_unless_it_is_measured(stages, measured, taken, tmp_path, monkeypatch):
+    """Calls for one folder agree about the steps of each stage: a finished parent stays."""
+    shorts: list[Any] = []
+    monkeypatch.setattr(steps, "measure_short", lambda short, *_, **__: noted(shorts, short.recipe, {}))
+    more: Any = {"steps": 3, "supervised_steps": 7, "shape": "hh", "measured": measured}
+    steps.measure(recipe.load(RECIPE), stages, tmp_path, **more)
+    sections = {stage: getattr(shorts[0], stage) for stage in taken}
+    assert {stage: getattr(x, "max_steps", None) or x.steps for stage, x in sections.items()} == taken
+
+
 def test_steps_are_summarised_without_the_warm_up(tmp_path):
     times, tokens = [50.0, 9.0, 1.0, 2.0, 6.0], [7, 7, 100, 200, 600]
     rows = [
