@@ -44,10 +44,12 @@ def _odd(context: click.Context, parameter: click.Parameter, rounds: int) -> int
 )
 @options.SAVE
 def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, rounds: int, save: Path | None) -> None:
-    """Measure the effect of each strategy on memory and time, in turn. Running out of memory is a result."""
+    """Measure the effect of each strategy on memory and time, in turn. Running out of memory is a result.
+
+    Predictions are made after everything is measured and saved: they take minutes of a CPU, in which a GPU would wait,
+    and one that fails costs no measurement.
+    """
     loaded = options.load(hw, directory, changes)
-    with Predictor() as predictor:
-        predicted = costs_alone(predictor.predict, loaded, STAGE)
     variants = one_by_one(loaded, STAGE)
     if loaded.recipe.hardware.device == "cuda":
         variants[PACKAGE] = variants["none"].with_changes({"model.attention": "flash_attention_2"})
@@ -57,11 +59,13 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
             if not runs[name] or "step_seconds" in runs[name][-1]:
                 runs[name].append(_measure(name, variant, count))
     measured = {name: middle(rows) for name, rows in runs.items()}
+    if save:
+        write_json(save, record_of(loaded, count, rounds, measured))
+    with Predictor() as predictor:
+        predicted = costs_alone(predictor.predict, loaded, STAGE)
     rows = [_row(name, row, measured["none"], predicted, loaded) for name, row in measured.items()]
     columns = ("strategy, alone", "peak, GB", "memory", "time", "predicted, GB", "published")
     rows_table(f"{loaded.name} {loaded.version}: {STAGE} on the longest rows", columns, rows)
-    if save:
-        write_json(save, record_of(loaded, count, rounds, measured))
 
 
 def record_of(loaded: PinnedRecipe, count: int, rounds: int, measured: dict[str, StageSteps]) -> AblationRecord:

@@ -601,10 +601,15 @@ def test_the_ablation_shows_flash_attn_beside_torch_s_own_kernel(monkeypatch, tm
         return {"sft": {"peak_vram_bytes": 2_000_000_000, "peak_rss_bytes": 1, "step_seconds": seconds}}
 
     monkeypatch.setattr(steps, "measure", measure)
-    monkeypatch.setattr(ablation, "costs_alone", lambda *_: defaultdict(lambda: StrategyCost(3 * 10**9, 1.0)))
+    file = tmp_path / "ablation.json"
+
+    def predicted(*_: object) -> defaultdict[str, StrategyCost]:
+        assert file.exists(), "a prediction that fails costs no measurement"
+        return defaultdict(lambda: StrategyCost(3 * 10**9, 1.0))
+
+    monkeypatch.setattr(ablation, "costs_alone", predicted)
     monkeypatch.setattr(provenance, "code_version", lambda: Code(commit="0" * 40, dirty=False))
     monkeypatch.setattr("rlhf.process.torch_setup.device_of", lambda _: torch.device("cpu"))
-    file = tmp_path / "ablation.json"
     folder = str(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
     result = CliRunner().invoke(ablation.main, ["--recipe", folder, "--save", str(file)])
     assert result.exit_code == 0, result.output
