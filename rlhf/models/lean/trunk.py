@@ -188,7 +188,10 @@ class LeanTrunk:
                 last = number == len(self.decoder.layers) - 1
                 layer = self.decoder.layers[number]
                 if torch.is_grad_enabled() and layer.training and getattr(layer, "gradient_checkpointing", False):
-                    x = checkpoint(self._layer, number, role, x, layout, last, use_reentrant=False)
+                    # Nothing in a layer is drawn at random. To keep the generators' states, each layer would wait for
+                    # the card.
+                    arguments = (number, role, x, layout, last)
+                    x = checkpoint(self._layer, *arguments, use_reentrant=False, preserve_rng_state=False)
                 else:
                     x = self._layer(number, role, x, layout, last)
         return x
