@@ -87,19 +87,19 @@ def decision(row: DecodingTime | str, count: int, dry_run: bool) -> Decision:
 def rollout_seconds(
     shared: SharedBase, tokenizer: DialogueTokenizer, sampling: Sampling, variant: Variant, seed: int
 ) -> dict[str, float]:
-    """Return the seconds of prefill and decoding, captures included, of one whole rollout."""
+    """Return the seconds of one whole rollout, and of its prefill and its decoding, captures included."""
     prompt = sampling.max_prompt_length
     lengths = [prompt - row % min(7, prompt - 1) for row in range(sampling.batch_size)]
     prompts = [[3 + (7 * row + i) % 40 for i in range(length)] for row, length in enumerate(lengths)]
     torch.manual_seed(seed)
     phase_seconds: dict[str, float] = {}
-    with variants.in_turn(variant, shared):
+    with variants.in_turn(variant, shared), _timed("rollout", phase_seconds):
         sample(shared.base, prompts, tokenizer, sampling, phase=partial(_timed, spent=phase_seconds))
     return phase_seconds
 
 
 def figures(runs: Sequence[Mapping[str, float]], response: int, read: int, bandwidth: float) -> DecodingTime:
-    """Return median and spread of a decoding step and of the prefill over all rollouts but the first, and the MBU.
+    """Return median and spread of a decoding step, the prefill and the rest of all rollouts but the first, and the MBU.
 
     `response` is the number of tokens of a rollout; the prefill makes the first one. `read` is what a step must read,
     in bytes. Of one rollout only the first step is known.
@@ -109,6 +109,7 @@ def figures(runs: Sequence[Mapping[str, float]], response: int, read: int, bandw
     if counted:
         row["step_seconds"] = spread([run["decode"] / (response - 1) for run in counted])
         row["prefill_seconds"] = spread([run["prefill"] for run in counted])
+        row["outside_seconds"] = spread([run["rollout"] - run["prefill"] - run["decode"] for run in counted])
         row["mbu"] = read / row["step_seconds"]["median"] / bandwidth
     return row
 

@@ -40,6 +40,7 @@ class DecodingTime(TypedDict):
     bytes_read: NotRequired[int]  # that a step must read; once in the table of rows in records from before the key
     step_seconds: NotRequired[Spread]
     prefill_seconds: NotRequired[Spread]
+    outside_seconds: NotRequired[Spread]  # of a rollout, in neither: weights are merged or cast, numbers drawn
     mbu: NotRequired[float]  # bytes to read over the median step, over the rate of a large copy
 
 

@@ -641,10 +641,11 @@ def test_a_step_of_16_bits_reads_the_bytes_that_are_projected_for_it(merged):
 
 def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept():
     """10 steps after the prefill; 300 bytes a step at 1,000 bytes a second."""
-    runs = [{"decode": seconds, "prefill": 1.0} for seconds in (90.0, 10.0, 5.0, 20.0)]
+    runs = [{"decode": seconds, "prefill": 1.0, "rollout": seconds + 1.5} for seconds in (90.0, 10.0, 5.0, 20.0)]
     row = decoding.figures(runs, 11, 300, 1000.0)
     assert row["first_step_seconds"] == 9.0 and row["mbu"] == 0.3
     assert row["step_seconds"] == {"median": 1.0, "low": 0.75, "high": 1.5, "n": 3}
+    assert row["outside_seconds"] == {"median": 0.5, "low": 0.5, "high": 0.5, "n": 3}
     assert decoding.decision(row, 16, False).holds is False
     for mbu, holds in ((0.61, None), (0.59, None), (0.95, True)):  # the quartiles are 0.67 and 1.33 times as fast
         assert decoding.decision({**row, "mbu": mbu}, 16, False).holds is holds, mbu
