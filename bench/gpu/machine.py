@@ -1,7 +1,6 @@
 """The item about the card alone: its facts, its rates, and the packages beside it."""
 
 import re
-import subprocess
 
 import torch
 
@@ -10,6 +9,7 @@ from bench.gpu import packages
 from bench.gpu.item import Context
 from bench.gpu.measured import DeviceFigures
 from bench.gpu.record import Decision
+from bench.gpu.smi import smi
 
 OLDEST = (8, 0)  # compute capability with bfloat16 in the matrix units
 OLDEST_DRIVER = 580  # torch's wheel is built for CUDA 13.0
@@ -26,7 +26,7 @@ def device(context: Context[DeviceFigures]) -> Decision:
         measured["l2_bytes"] = getattr(properties, "L2_cache_size", None)
         measured["cudnn"] = torch.backends.cudnn.version()
         measured["cudnn_attention"] = torch.backends.cuda.cudnn_sdp_enabled()
-        measured["smi"] = _smi("driver_version,clocks.sm,clocks.max.sm,clocks.max.mem,power.limit,ecc.mode.current")
+        measured["smi"] = smi("driver_version,clocks.sm,clocks.max.sm,clocks.max.mem,power.limit,ecc.mode.current")
     context.save()
     measured["ceilings"] = ceilings(context.device, torch.bfloat16)
     if context.dry_run:
@@ -44,11 +44,3 @@ def decision(measured: DeviceFigures) -> Decision:
     if capability < OLDEST or differing or (driver and int(driver[0]) < OLDEST_DRIVER):
         return Decision(False, why)
     return Decision(True if driver else None, why)
-
-
-def _smi(query: str) -> str | None:
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -2,7 +2,7 @@
 
 import platform
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -44,6 +44,7 @@ class GpuRecord(TypedDict):
     packages: dict[str, str]
     python: str
     device: Device | None  # None where the item's process did not come so far
+    idle_bytes: NotRequired[int | None]  # in use on the card before the item's process began; None if not known
     environment: dict[str, str]  # variables that were set
 
 
@@ -78,6 +79,7 @@ def new_record(item: GpuItem, dry_run: bool, loaded: PinnedRecipe | None = None)
         "packages": {name: version for name in PACKAGES if (version := packages.installed_version(name))},
         "python": platform.python_version(),
         "device": None,
+        "idle_bytes": None,
         "environment": dict(item.environment),
     }
 

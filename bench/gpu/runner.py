@@ -14,6 +14,7 @@ from bench.gpu import record
 from bench.gpu.item import load
 from bench.gpu.plan import GpuItem
 from bench.gpu.record import GpuRecord
+from bench.gpu.smi import used_bytes
 from bench.paths import ROOT
 from bench.reading import read
 from rlhf.files import write_json
@@ -39,6 +40,7 @@ def run(item: GpuItem, out: Path, limit: float, dry_run: bool) -> GpuRecord:
     log = out / "logs" / f"{item.name}.log"
     command = [sys.executable, "-m", "bench.gpu.item", item.name, str(file), *(["--dry-run"] if dry_run else [])]
     environment = environment_of(item)
+    idle = used_bytes()  # what is in use beside the allocator later, less this, is the item's own
     start, interrupted = time.monotonic(), False
     with open(log, "w") as output:
         try:
@@ -47,7 +49,7 @@ def run(item: GpuItem, out: Path, limit: float, dry_run: bool) -> GpuRecord:
             code, interrupted = None, True
     # Its figures are not checked here: a fault in their description must not cost what was measured.
     row = read(file, GpuRecord) if file.exists() else record.new_record(item, dry_run, load(item, dry_run))
-    row["seconds"] = round(time.monotonic() - start, 1)
+    row["seconds"], row["idle_bytes"] = round(time.monotonic() - start, 1), idle
     names = (*ENVIRONMENT, "PYTORCH_CUDA_ALLOC_CONF", *item.environment)
     row["environment"] = {name: environment[name] for name in names if name in environment}
     if row["outcome"] == "started":  # its process ended without a word of its own

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 # Bytes of a card that the driver's context and the kernels' code take outside of torch's allocator: `nvidia-smi` shows
 # them as a process's use above `torch.cuda.memory_reserved`. This is a guess for large cards; on a Tesla T4 others
-# measured 140.9 MiB (studies/outside).
+# measured 140.9 MiB (studies/outside). An H200 had 2.2 to 2.3 GB in use above what was reserved, of which an unknown
+# part was in use before; records of the GPU benchmark now say how much (`idle_bytes`).
 CONTEXT_BYTES = 600_000_000
 # The allocator's cache is emptied before a graph is captured where the card has fewer bytes left (the temporaries of a
 # decoding step are predicted to take at most 0.5 GiB in the recipes here), and before each n-th capture: the memory of

@@ -241,6 +241,26 @@ def test_an_item_that_is_cut_off_keeps_what_it_had_measured(tmp_path, monkeypatc
     assert json.loads((tmp_path / runner.RECORDS / record.path_of(row)).read_text()) == row
 
 
+@pytest.mark.parametrize(
+    ("answer", "idle"), [("451 MiB", 451 << 20), ("451 MiB\n3 MiB", None), ("[N/A]", None), ("", None), (None, None)]
+)
+def test_the_card_is_read_before_an_item_begins(tmp_path, monkeypatch, answer, idle):
+    """By a stand-in for nvidia-smi. Of several cards nobody knows which one is used."""
+    tool, values = tmp_path / "nvidia-smi", tmp_path / "values"
+    tool.write_text("#!/bin/sh\n" + (f"exec /bin/cat {values}\n" if answer else "exit 9\n"))
+    tool.chmod(0o755)
+    values.write_text(f"{answer}\n")
+
+    def begin(command, limit, output, environment):
+        values.write_text("2900 MiB\n")
+        Path(command[4]).write_text(json.dumps(good_record("device")))
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(runner, "run_group", begin)
+    row = runner.run(BY_NAME["device"], tmp_path, 60.0, False)
+    assert row["idle_bytes"] == idle and row["outcome"] == "done"
+
+
 def test_an_item_that_was_done_but_did_not_end_in_time_is_done(tmp_path, monkeypatch):
     def hang(command, limit, output, environment):
         Path(command[4]).write_text(json.dumps(good_record("device")))
