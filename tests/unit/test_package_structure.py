@@ -196,3 +196,11 @@ def test_an_init_file_holds_a_docstring_and_imports_at_most(package):
             names = [ast.unparse(target) for target in node.targets] if isinstance(node, ast.Assign) else []
             text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             assert text or isinstance(node, ast.ImportFrom) or names in (["__all__"], ["__version__"]), file
+
+
+def test_a_peak_consists_of_the_same_components_for_recipes_and_for_the_simulator():
+    """Neither of the two imports the other, so that the list stands twice."""
+    from peakmem import events
+    from rlhf.recipe import choices
+
+    assert events.COMPONENTS == choices.COMPONENTS
