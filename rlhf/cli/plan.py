@@ -29,7 +29,8 @@ from rlhf.terminal.progress import working
     "--fit",
     callback=memory_limit,
     metavar="12GB|card",
-    help="Search for the fastest settings that need at most this memory, or the memory of the recipe's card.",
+    help="Search for the fastest settings that need at most this memory, or the memory of the recipe's card; on a CPU, "
+    "what is free.",
 )
 @click.option("--fastest", is_flag=True, help="Search as --fit card does.")
 @click.option(
@@ -53,7 +54,7 @@ def plan(
 ) -> None:
     """Predict memory, time and cost of a recipe without a GPU.
 
-    Nothing is started. The exit code is 1 if the recipe does not fit its card.
+    Nothing is started. The exit code is 1 if the recipe does not fit its card, or on a CPU this machine.
     """
     if fastest and fit is not None:
         raise click.UsageError("--fastest is --fit card: give one of the two")
@@ -123,4 +124,5 @@ def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float |
         made = planning.make_plan(predictor, loaded, stages, price, say)
     tables.show(made, as_json)
     if any(planned.fits is False for planned in made.stages.values()):
-        raise UserError("the recipe does not fit its card: --fastest looks for settings that do")
+        what = "this machine" if made.free_bytes is not None else "its card"
+        raise UserError(f"the recipe does not fit {what}: --fastest looks for settings that do")

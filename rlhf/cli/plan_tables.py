@@ -8,6 +8,7 @@ import click
 from rlhf.errors import UserError
 from rlhf.plan import published_figures
 from rlhf.plan.fit import Fit
+from rlhf.plan.machine import LIBRARIES
 from rlhf.plan.phases import PeakPart, StepOperations
 from rlhf.plan.plan import Plan, PlannedPhase, StageTime
 from rlhf.plan.predict import card_needed_bytes
@@ -203,6 +204,12 @@ def hints(plan: Plan) -> list[str]:
         lines.append(
             f"fits the card: {largest} needs most, {gb(needed)} of {gb(plan.card_bytes)} GB"
             f"{room if needed < ROOMY * plan.card_bytes else ''}"
+        )
+    if plan.free_bytes is not None:
+        said = "fits" if all(planned.fits for planned in plan.stages.values()) else "does not fit"
+        lines.append(
+            f"{said}: {gb(plan.free_bytes)} GB are {plan.free_words}, of which each process takes {gb(LIBRARIES)} GB "
+            "for libraries, beside its peak"
         )
     return [make_words.in_make_words(line) for line in lines]
 

@@ -10,16 +10,24 @@ from peakmem import cards
 from rlhf.plan.own_rows import read_rows
 from rlhf.plan.phases import PredictedStage
 from rlhf.plan.projection import SECONDS_PER_HOUR, stage_work
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
+from rlhf.process import memory
+from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName
 
-LIBRARIES = 1_000_000_000  # bytes of the process beside tensors: 0.7 GB when torch, transformers and TRL are imported
+# Bytes of a process beside tensors. Whole stages of cpu-tiny v1 with one row at a time had 0.54 to 0.66 GB resident at
+# their peak, measured by getrusage (2026-11-27).
+LIBRARIES = 1_000_000_000
 SECONDS = 1.0  # that each rate is measured for
 COPIED = 128 * 2**20  # bytes: more than a processor's cache
 
 
-def free_bytes() -> int:
-    """Return the bytes that a stage's tensors may take now."""
-    return max(0, psutil.virtual_memory().available - LIBRARIES)
+def free_bytes(processes: int = 1) -> int:
+    """Return the bytes that the tensors of each of so many processes may take now."""
+    return max(0, memory.free().size // processes - LIBRARIES)
+
+
+def needed_bytes(recipe: Recipe, stage: StageName, tensors: int) -> int:
+    """Return what a stage on a CPU needs of the machine: tensors (bytes) and libraries of each of its processes."""
+    return recipe.processes(stage) * (tensors + LIBRARIES)
 
 
 def threads() -> int:

@@ -9,7 +9,7 @@ from typing import Literal
 from peakmem import cards
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.plan import padding, projection, ranks
+from rlhf.plan import machine, padding, projection, ranks
 from rlhf.plan.fit import Fit
 from rlhf.plan.own_rows import OwnRows, Rows, read_rows
 from rlhf.plan.phases import (
@@ -21,6 +21,7 @@ from rlhf.plan.phases import (
     StepOperations,
 )
 from rlhf.plan.predict import Predictor, card_needed_bytes, card_reserved_bytes
+from rlhf.process import memory
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName, published
 from rlhf.recipe.choices import Device
 from rlhf.recipe.published import Figure, VerdictWord, verdict_of
@@ -74,7 +75,7 @@ class PlannedStage:
     card_reserved_bytes: int
     card_needed_bytes: int
     server_bytes: int  # that a vLLM server of this stage takes of the same card while the stage needs most
-    fits: bool | None  # None without a card
+    fits: bool | None  # the card, or on a CPU what is free here; None if neither is known
     published_bytes: list[tuple[int | None, int | None]] | None  # published ranges, from low to high; a number is both
     verdict: VerdictWord | None  # on the peak, by the published figures
     phases: dict[str, PlannedPhase]
@@ -97,6 +98,8 @@ class Plan:
     projection: JsonObject  # the rates and where they come from
     stages: dict[StageName, PlannedStage]
     row_lengths: str = ""  # where the lengths of rows come from, in words
+    free_bytes: int | None = None  # for a recipe on a CPU, with what decides it in words
+    free_words: str = ""
 
     def as_json(self) -> JsonObject:
         """Return the plan as JSON's types."""
@@ -141,8 +144,9 @@ def plan_of(
 ) -> Plan:
     """Return the plan that follows from predictions; `step` is a decoding step of the rollout by role."""
     hardware, rollout = loaded.recipe.hardware, loaded.recipe.rollout_stage()
+    free = memory.free() if hardware.device == "cpu" else None
     planned = {
-        stage: _stage(loaded, stage, of_stage, price, step if stage == rollout else None, own)
+        stage: _stage(loaded, stage, of_stage, price, step if stage == rollout else None, own, free)
         for stage, of_stage in predicted.items()
     }
     return Plan(
@@ -156,6 +160,8 @@ def plan_of(
         projection=projection.basis(),
         stages=planned,
         row_lengths=_row_lengths(loaded.recipe, own),
+        free_bytes=free.size if free else None,
+        free_words=free.words if free else "",
     )
 
 
@@ -181,7 +187,9 @@ def hours_before_and_after(predictor: Predictor, loaded: PinnedRecipe, fits: Fit
 
 
 def card_bytes(loaded: PinnedRecipe) -> int:
-    """Return the bytes of the recipe's card. Raises UserError if it names none."""
+    """Return the bytes of the recipe's card, on a CPU those of a process's tensors. Raises UserError without a card."""
+    if loaded.recipe.hardware.device == "cpu":
+        return machine.free_bytes(loaded.recipe.hardware.count)
     if loaded.recipe.hardware.memory_gb is None:
         limit = "name a limit: --fit 12GB"
         raise UserError(f"{loaded.directory}: hardware.memory_gb is not given, so the card is unknown; {limit}")
@@ -195,6 +203,7 @@ def _stage(
     price: float | None,
     step: dict[str, StepOperations] | None,
     own: OwnRows | None,
+    free: memory.Free | None,
 ) -> PlannedStage:
     hardware = loaded.recipe.hardware
     no_time = _no_time(loaded.recipe, stage, own)
@@ -202,13 +211,18 @@ def _stage(
     place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
     whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
     server = server_bytes(loaded.recipe, stage)
+    fits = None
+    if free:
+        fits = machine.needed_bytes(loaded.recipe, stage, whole.peak_bytes) <= free.size
+    elif card and place == "cuda":
+        fits = need + server <= card * GB
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
         card_reserved_bytes=card_reserved_bytes(whole),
         card_needed_bytes=need,
         server_bytes=server,
-        fits=need + server <= card * GB if card and place == "cuda" else None,
+        fits=fits,
         published_bytes=_published(loaded, stage),
         verdict=_peak_verdict(loaded, stage, whole.peak_bytes),
         phases={name: _phase(phase) for name, phase in predicted.phases.items()},

@@ -1,22 +1,32 @@
-"""The check before a stage starts: whether its predicted memory fits the card."""
+"""The check before a stage starts: whether its predicted memory fits the card, or on a CPU this machine."""
+
+from contextlib import suppress
 
 from rlhf.errors import UserError
+from rlhf.plan import machine
+from rlhf.plan.most import at_most_bytes
 from rlhf.plan.phases import ON_HOST, Predict, PredictionError
 from rlhf.plan.predict import card_needed_bytes, predicted_stages
 from rlhf.plan.strategies import effects
+from rlhf.process import memory
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, as_yaml
 from rlhf.terminal import say
 from rlhf.terminal.wording import GB, gb
 
 
 def require_fit(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> int | None:
-    """Return the bytes at the stage's predicted peak; None if nothing can be predicted.
+    """Return the bytes of a card at the stage's predicted peak; None without a card, and if nothing can be predicted.
 
-    Raises UserError, with what would help, when the stage needs more than the recipe's card has.
+    Raises UserError, with what would help, when the stage needs more than the recipe's card has, or on a CPU more than
+    is free here.
     """
     hardware = loaded.recipe.hardware
-    on_card = hardware.device == "cuda" and stage in predicted_stages(loaded.recipe) and stage not in ON_HOST
-    if hardware.memory_gb is None or not on_card:
+    if stage not in predicted_stages(loaded.recipe):
+        return None
+    if hardware.device == "cpu":
+        _require_free(predict, loaded, stage)
+        return None
+    if hardware.memory_gb is None or stage in ON_HOST:
         return None
     try:
         predicted = predict(loaded, stage)
@@ -26,13 +36,40 @@ def require_fit(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> int
     card, need = hardware.memory_gb * GB, card_needed_bytes(predicted.whole)
     if need <= card:
         return predicted.whole.peak_bytes
-    changed = ", with the same --set," if loaded.overrides else ""
     raise UserError(
         f"{stage} would need {gb(need)} GB ({gb(predicted.whole.peak_bytes)} GB allocated) and the "
         f"card has {gb(card)} GB; nothing was started.",
         *_advice(predict, loaded, stage, need),
-        f"`rlhf plan --recipe {loaded.directory} --fastest`{changed} looks for settings with which the chain fits",
+        _search(loaded),
     )
+
+
+def _require_free(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> None:
+    """Raise UserError if a stage on a CPU needs more than is free. What is small beyond doubt is not rehearsed."""
+    free = memory.free()
+    with suppress(PredictionError):
+        if machine.needed_bytes(loaded.recipe, stage, at_most_bytes(loaded, stage)) <= free.size:
+            return
+    try:
+        tensors = predict(loaded, stage).whole.peak_bytes
+    except PredictionError as error:
+        say(f"{error}; going on without")
+        return
+    need = machine.needed_bytes(loaded.recipe, stage, tensors)
+    if need > free.size:
+        processes = loaded.recipe.processes(stage)
+        each = f" in each of {processes} processes" if processes > 1 else ""
+        raise UserError(
+            f"{stage} would need {gb(need)} GB ({gb(tensors)} GB of tensors and {gb(machine.LIBRARIES)} GB of "
+            f"libraries{each}) and {gb(free.size)} GB are {free.words}; nothing was started. --no-preflight starts it",
+            _search(loaded),
+        )
+
+
+def _search(loaded: PinnedRecipe) -> str:
+    """Return the line about the command that looks for settings with which the chain fits."""
+    changed = ", with the same --set," if loaded.overrides else ""
+    return f"`rlhf plan --recipe {loaded.directory} --fastest`{changed} looks for settings with which the chain fits"
 
 
 def _advice(predict: Predict, loaded: PinnedRecipe, stage: StageName, need: int) -> list[str]:
