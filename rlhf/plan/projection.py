@@ -29,6 +29,7 @@ from rlhf.plan.weights import (
     shape_of,
 )
 from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
+from rlhf.recipe.choices import Trunk
 from rlhf.recipe.model_types import TESTED
 from rlhf.recipe.stages import FEW_SAMPLES
 
@@ -56,9 +57,10 @@ CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
 # them (studies/outside); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
-# Seconds of the host for an operation that launches a kernel, forward and backward. Measured beside an H200: 0.177 s
-# for the 6,955 of a micro-batch of SFT (docs/internals.md). None of the runs above waited for its host.
-HOST_LAUNCH = 25e-6
+# Seconds of the host for an operation that launches a kernel, forward and backward, by trunk. Measured beside an H200
+# (docs/internals.md), for a micro-batch of SFT: 0.177 s for 6,955 operations of the library's layers, and 0.132 s for
+# 108 in each of 32 lean ones, which launch fewer from as much Python. None of the runs above waited for its host.
+HOST_LAUNCH: dict[Trunk, float] = {"library": 25e-6, "lean": 38e-6}
 WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once
 # Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.
 DECODING = Shares(least=0.2, usual=0.5, most=0.7)
@@ -69,7 +71,7 @@ def basis() -> JsonObject:
     return {
         "training": CALIBRATED._asdict(),
         "training_interval": list(SPREAD),
-        "host_seconds_of_a_launch": HOST_LAUNCH,
+        "host_seconds_of_a_launch": {str(trunk): seconds for trunk, seconds in HOST_LAUNCH.items()},
         "decoding_share_of_bandwidth": DECODING._asdict(),
     }
 
@@ -91,10 +93,12 @@ class PhaseWork(NamedTuple):
     flops: float
     moved: float  # bytes that operations other than products read and write
     launched: float  # operations that launch a kernel
+    trunk: Trunk = "library"  # whose layers launch them
 
     def seconds(self, card: cards.Rates) -> float:
         """Return seconds at the calibrated rates, or those of the host where the card waits for it."""
-        return max(step_seconds(*self, card), self.launched * HOST_LAUNCH)
+        on_card = step_seconds(self.flops, self.moved, self.launched, card)
+        return max(on_card, self.launched * HOST_LAUNCH[self.trunk])
 
 
 class StageWork(NamedTuple):
@@ -159,7 +163,8 @@ def stage_work(
     for name, work, n in repeated:
         share = share_of_longest(recipe, stage, name, rows)  # of the tokens with which the work was rehearsed
         # A kernel is launched for short rows as for long ones.
-        phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n))
+        trunk = recipe.hardware.trunk
+        phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n, trunk))
     return StageWork(phases, decoded)
 
 

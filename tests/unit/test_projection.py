@@ -27,7 +27,14 @@ def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch)
     stage = SFT._replace(phases={"train": phase(1600, 320, 40, base=1), "evaluate": phase(80, 16, 4, base=1)})
     monkeypatch.setattr(padding, "padded_share", lambda *_, **__: 0.5)
     work = projection.stage_work(sft_recipe().recipe, "sft", stage)
-    assert work and work.phases[:2] == [(8000 / 2, 10 * 160 / 2, 10 * 20), (320 / 2, 4 * 16 / 2, 4 * 4)]
+    training = projection.PhaseWork(8000 / 2, 10 * 160 / 2, 10 * 20, "library")
+    assert work and work.phases[:2] == [training, projection.PhaseWork(320 / 2, 4 * 16 / 2, 4 * 4, "library")]
+
+
+def test_the_phases_of_a_recipe_are_launched_by_its_trunk():
+    loaded = recipe.load(ROOT / "recipes/h100-mistral-7b/v4")
+    work = projection.stage_work(loaded.recipe, "sft", SFT)
+    assert work and {phase.trunk for phase in work.phases} == {"lean"}
 
 
 def test_training_work_doubles_with_the_rows():
@@ -182,11 +189,12 @@ def test_decoding_is_limited_by_bandwidth():
     assert work.projected(CARD) == (20 / shares.usual, 20 / shares.most, 20 / shares.least)
 
 
-def test_a_phase_takes_no_less_than_the_host_needs_to_launch_it():
+@pytest.mark.parametrize(("trunk", "seconds"), [("library", 25.0), ("lean", 38.0)])
+def test_a_phase_takes_no_less_than_the_host_needs_to_launch_it(trunk, seconds):
     """Of two phases one waits for its million launches, which the other's products cannot hide."""
-    products, launches = projection.PhaseWork(5000.0, 0.0, 0.0), projection.PhaseWork(1.0, 0.0, 1e6)
+    products, launches = projection.PhaseWork(5000.0, 0.0, 0.0), projection.PhaseWork(1.0, 0.0, 1e6, trunk)
     work = projection.StageWork([products, launches], 0.0)
-    expected = 5 * projection.CALIBRATED.products + 1e6 * projection.HOST_LAUNCH
+    expected = 5 * projection.CALIBRATED.products + seconds
     assert work.projected(CARD).seconds == pytest.approx(expected)
 
 
@@ -293,4 +301,5 @@ def test_the_page_has_the_rates():
     rates, page = projection.CALIBRATED, (ROOT / "docs/memory.md").read_text(encoding="utf-8")
     for share in (rates.products, rates.memory):
         assert f"{100 / share:.0f} % of the" in page
-    assert f"{rates.launch * 1e6:.0f} microseconds" in page and f"{projection.HOST_LAUNCH * 1e6:.0f} micro" in page
+    assert f"{rates.launch * 1e6:.0f} microseconds" in page
+    assert all(f" {seconds * 1e6:.0f} " in page for seconds in projection.HOST_LAUNCH.values())
