@@ -5,6 +5,8 @@ more with few of them.
 """
 
 import argparse
+import importlib.metadata
+import importlib.util
 import os
 import pickle
 import subprocess
@@ -61,6 +63,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def predict(options: argparse.Namespace) -> report.Prediction:
     """Run the program, once or with two depths, and return what is predicted. Raises NotPredicted."""
+    _check_program(options.program, options.module)
     with tempfile.TemporaryDirectory(prefix="peakmem-") as folder:
         _say(f"{options.program}: running it on a stand-in for the {CARDS[options.card].words}")
         whole = _result(_started(options, Path(folder, "whole"), None, 0, not options.full), options)
@@ -72,6 +75,16 @@ def predict(options: argparse.Namespace) -> report.Prediction:
         runs = [_started(options, Path(folder, str(n)), stack, n, False) for n in depths]
         shallow, deeper = (_result(run, options) for run in runs)
         return report.of_depths(options.card, shallow, deeper, depths)
+
+
+def _check_program(program: str, module: bool) -> None:
+    """Raise NotPredicted where there is no such file, command of a package, or module."""
+    if module:
+        sys.path.insert(0, os.getcwd())  # as `python -m` looks for it
+        if importlib.util.find_spec(program.partition(".")[0]) is None:
+            raise NotPredicted(f"-m {program}: there is no module of that name")
+    elif not (Path(program).is_file() or importlib.metadata.entry_points(group="console_scripts", name=program)):
+        raise NotPredicted(f"{program}: no such file, and no package has a command of that name")
 
 
 Run = tuple["subprocess.Popen[bytes]", Path]

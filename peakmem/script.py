@@ -298,8 +298,9 @@ class Followed(StandIn):
 
     def _noting_vocabulary(self, make: Any) -> Any:
         def init(owner: Any, num_embeddings: int, *args: Any, **kwargs: Any) -> None:
-            if num_embeddings >= LEAST_VOCABULARY:
-                self._logit_widths.add(num_embeddings)
+            # The table with most rows is the vocabulary's; those of positions have as many rows as a layer is wide.
+            if num_embeddings >= max([LEAST_VOCABULARY, *self._logit_widths]):
+                self._logit_widths = {num_embeddings}
             make(owner, num_embeddings, *args, **kwargs)
 
         return init

@@ -112,3 +112,25 @@ def test_what_cannot_be_followed_is_refused_with_its_line(tmp_path, extra, reaso
 def test_a_program_that_leaves_the_card_alone_is_told_so(tmp_path):
     found, stderr = predict(tmp_path, "print(1)")
     assert not found and "the program has put nothing on the card" in stderr
+
+
+def test_a_table_of_positions_is_no_vocabulary(tmp_path):
+    """Its rows are often as many as a layer is wide, whose weights and states would be taken for logits."""
+    wide = "self.head, self.places, self.wide = nn.Linear(64, 5000), nn.Embedding(1024, 64), nn.Linear(1024, 64)"
+    text = LOOP.replace("self.head = nn.Linear(64, 5000)", wide)
+    text = text.replace("return self.head(x)", "return self.head(x + self.wide(x.new_ones(1024)))")
+    found, _ = predict(tmp_path, text.replace("DEPTH", "1").replace("EXTRA", ""))
+    assert found["parts"]["optimizer states"] >= 2 * 4 * (2 * 5000 * 64 + 1024 * 64)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (["nope.py"], "nope.py: no such file, and no package has a command of that name"),
+        (["-m", "nope"], "-m nope: there is no module of that name"),
+    ],
+)
+def test_a_program_that_does_not_exist_is_named(tmp_path, program, said):
+    command = [sys.executable, "-m", "peakmem", "--card", "4090", *program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stderr.strip()) == (2, f"peakmem: {said}")

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.errors import UserError
 from rlhf.process import endings
-from rlhf.process.guest.host import end_all
+from rlhf.process.guest.host import Guest, end_all
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_functions import find
 from rlhf.stages.online.reward_sum import total_figures
@@ -157,3 +157,12 @@ def _runs(process: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_guest_whose_last_reply_nobody_reads_ends_without_a_word(capfd):
+    guest = Guest()
+    assert guest.ask(os.getpid) != os.getpid()
+    guest.keep(os.getcwd)
+    assert guest._connection.poll(10), "the reply is here, and is not read"
+    guest.end()
+    assert capfd.readouterr().err == ""

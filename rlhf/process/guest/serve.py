@@ -36,7 +36,7 @@ def serve(connection: Connection) -> None:
     while True:
         try:
             request = json.loads(connection.recv_bytes())
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the latter if the host left without its last reply
             return
         signal.signal(signal.SIGINT, interrupts.handle)  # the code may have set its own
         reply = json.dumps({"number": request["number"], **_answer(request, interrupts)})
@@ -45,7 +45,10 @@ def serve(connection: Connection) -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):  # the code may have closed it
                 stream.flush()
-        connection.send_bytes(reply.encode())
+        try:
+            connection.send_bytes(reply.encode())
+        except (BrokenPipeError, ConnectionResetError):
+            return
 
 
 def _answer(request: dict[str, object], interrupts: _Interrupts) -> dict[str, object]:
