@@ -6,10 +6,11 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import tell_if_edited
-from rlhf.cli.options import OneOf, StrictCommand, existing_files, run_directory
+from rlhf.cli.options import OneOf, StrictCommand, existing_files, run_or_stage
 from rlhf.evaluation import compare
 from rlhf.evaluation.compare import COMPARED_POLICIES
 from rlhf.recipe import PolicyLabel
+from rlhf.run.named import NamedRun
 from rlhf.terminal import harmless, screen, wording
 from rlhf.terminal.tables import rows_table
 
@@ -17,12 +18,13 @@ KEYS_SHOWN = 6  # different settings that are printed
 
 
 @click.command("compare", cls=StrictCommand)
-@click.argument("a", type=click.Path(path_type=Path), callback=run_directory)
-@click.argument("b", type=click.Path(path_type=Path), callback=run_directory)
+@click.argument("a", type=click.Path(path_type=Path), callback=run_or_stage)
+@click.argument("b", type=click.Path(path_type=Path), callback=run_or_stage)
 @click.option(
     "--stage",
     type=OneOf(COMPARED_POLICIES),
-    help="Policy to compare: of A, and of B too unless --stage-b is given. [default: the first trained one of A]",
+    help="Policy to compare: of A, and of B too unless --stage-b is given. [default: that of a stage's folder, or the "
+    "first trained one of A]",
 )
 @click.option("--stage-b", type=OneOf(COMPARED_POLICIES), help="Policy of B to compare. [default: that of --stage]")
 @click.option(
@@ -35,8 +37,8 @@ KEYS_SHOWN = 6  # different settings that are printed
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare_runs(
-    a: Path,
-    b: Path,
+    a: NamedRun,
+    b: NamedRun,
     stage: PolicyLabel | None,
     stage_b: PolicyLabel | None,
     scored: tuple[Path, ...],
@@ -44,18 +46,24 @@ def compare_runs(
 ) -> None:
     """Compare two runs on the same held-out prompts.
 
-    A and B are run directories, <out>/<recipe>/<version>, with a finished evaluation.
+    A and B are run directories, <out>/<recipe>/<version>, with a finished evaluation, or a policy's folder in one.
     """
     if len(scored) not in (0, 2):
         raise click.BadParameter("give it twice, first for A and then for B", param_hint="--scored")
     files = scored or (None, None)
-    tell_if_edited((a, b))
-    first = compare.load(a, stage, files[0])
-    result = compare.compare_runs(first, compare.load(b, stage_b or first.policy, files[1]))
+    tell_if_edited((a.directory, b.directory))
+    first = compare.load(a.directory, stage or _policy(a), files[0])
+    second = compare.load(b.directory, stage_b or _policy(b) or first.policy, files[1])
+    result = compare.compare_runs(first, second)
     if as_json:
         click.echo(json.dumps(result.as_json(), indent=2))
     else:
         _show(result)
+
+
+def _policy(run: NamedRun) -> PolicyLabel | None:
+    """Return the policy whose folder was named, if one was."""
+    return next((policy for policy in COMPARED_POLICIES if policy == run.stage), None)
 
 
 def _show(comparison: compare.PolicyComparison) -> None:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from rlhf.errors import OptionError, no_such
 from rlhf.process.sizes import size_in_bytes
 from rlhf.run.layout import MANIFEST, RESULT_FOLDERS, SUMMARY
-from rlhf.run.named import is_run, named_run
+from rlhf.run.named import NamedRun, is_run, named_run
 
 FileT = TypeVar("FileT", str, Path)
 LARGEST_SEED = 2**32 - 1  # as in a recipe
@@ -237,10 +237,15 @@ def existing_root(context: click.Context, parameter: click.Parameter, root: Path
     return root
 
 
+def run_or_stage(context: click.Context, parameter: click.Parameter, path: Path) -> NamedRun:
+    """Return the directory of a run, and the stage whose folder in it was named. Raises OptionError if it is absent."""
+    is_stage = (path / MANIFEST).is_file()
+    return named_run(path) if is_stage or not path.is_dir() else NamedRun(path, None)
+
+
 def run_directory(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
     """Return the directory of a run, also for a stage's folder in it. Raises OptionError if it is absent."""
-    is_stage = (path / MANIFEST).is_file()
-    return named_run(path).directory if is_stage or not path.is_dir() else path
+    return run_or_stage(context, parameter, path).directory
 
 
 def run_directories(context: click.Context, parameter: click.Parameter, paths: Sequence[Path]) -> Sequence[Path]:

@@ -150,7 +150,12 @@ def test_without_a_stage_the_first_trained_policy_of_a_is_compared(tmp_path, mon
         write_records(root / "evaluate")
     code, out, err = rlhf(monkeypatch, capsys, "compare", a, b)
     assert code == 0 and "a: grpo" in out and "b: grpo" in out, err
+    for run, policy in ((a, "dpo"), (b, "grpo")):  # a policy's folder says which one is meant
+        (run / policy).mkdir(exist_ok=True)
+        (run / policy / "manifest.json").write_bytes((run / "evaluate/manifest.json").read_bytes())
+    by_folders = rlhf(monkeypatch, capsys, "compare", a / "dpo", b / "grpo")
     code, out, _ = rlhf(monkeypatch, capsys, "compare", a, b, "--stage", "dpo", "--stage-b", "grpo")
+    assert by_folders[1] == out
     assert code == 0 and "a: dpo" in out
     untrained = a_run(tmp_path / "c", [])
     rows = [{"step": 0, "prompt": "p", "sft": says(0), "base": says(0)}]
