@@ -86,6 +86,13 @@ def finished_evaluation(run_directory: Path) -> records.Summary:
         begun = any((run_directory / stage / MANIFEST).is_file() for stage in STAGES)
         words = ["rlhf", "run", EVALUATE, *([str(run_directory)] if begun else []), "--with-parents"]
         line = f"`{shlex.join(words)}`" + ("" if begun else " with the options of the run")
+        if (run_directory / EVALUATE / MANIFEST).is_file():
+            earlier = [folder.name for folder in run_directory.glob(f"{EVALUATE}.before-*")]
+            kept = f"; an earlier one is in {sorted(earlier)[-1]}" if earlier else ""
+            raise UserError(
+                f"{run_directory / EVALUATE}: the evaluation still runs, or was stopped: let it finish, or run {line} "
+                f"again{kept}"
+            )
         raise UserError(f"{run_directory / EVALUATE}: no finished evaluation; first {line}")
     return verified(run_directory, EVALUATE)
 

@@ -105,7 +105,14 @@ def test_a_missing_evaluation_is_made_by_a_command_on_the_run(tmp_path, monkeypa
     write_records(run / "sft", {})
     code, _, err = rlhf(monkeypatch, capsys, *shlex.split(command.format(run=f"'{run}'")))
     line = f"`rlhf run evaluate '{run}' --with-parents`"
-    assert code == 1 and err == f"error: {run}/evaluate: no finished evaluation; first {line}\n"
+    *said, last = err.splitlines()
+    assert code == 1 and last == f"error: {run}/evaluate: no finished evaluation; first {line}"
+    assert all("was edited since" in told for told in said), "the run's records are made up"
+    (run / "evaluate.before-1").mkdir()
+    write_records(run / "evaluate", {})
+    (run / "evaluate/summary.json").unlink()
+    err = rlhf(monkeypatch, capsys, *shlex.split(command.format(run=f"'{run}'")))[2]
+    assert "the evaluation still runs, or was stopped" in err and "an earlier one is in evaluate.before-1" in err
 
 
 def test_the_container_gets_the_spelling_by_name():
