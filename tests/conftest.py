@@ -7,6 +7,8 @@ import subprocess
 
 # Before the first import of torch: results are compared bit by bit, and two threads would fight over small tensors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# `make test` started this, and not the commands that tests start: their messages would be in make's spelling.
+os.environ.pop("RLHF_MAKE", None)
 
 from collections.abc import Iterator
 from pathlib import Path
