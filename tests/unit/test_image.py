@@ -37,7 +37,7 @@ def test_only_what_is_needed_goes_into_the_build():
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     taken = {line[1:].rstrip("/") for line in lines if line.startswith("!")}
-    assert taken == {"requirements", "rlhf", "recipes", "bench"}
+    assert taken == {"requirements", "peakmem", "rlhf", "recipes", "bench"}
 
 
 def test_a_second_build_is_refused_at_once_where_its_files_cannot_be_compared(tmp_path):

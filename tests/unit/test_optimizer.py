@@ -92,7 +92,7 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     asked: list[object] = []
     monkeypatch.setattr("rlhf.stages.supervised.training.page_states", asked.append)
     unused: Any = None
-    run: Any = SimpleNamespace(resumed_from=None, is_main=False)
+    run: Any = SimpleNamespace(resumed_from=None, is_main=False, base=None)
     callback = _RunCallback(run, unused, unused)
     callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0, max_steps=1), None, optimizer="theirs")
     assert asked == ["theirs"]
@@ -101,6 +101,7 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     state = TrainState(
         "ppo", shared, small().recipe.options(Ppo), ScoreNorm(), {"policy": TrainedParameters(parameters(), 1e-4)}
     )
+    monkeypatch.setattr("rlhf.stages.online.train_state.save_adapter", lambda *_, **__: None)
     state.save(run, tmp_path)
     load = state.optimizer.load_state_dict
     monkeypatch.setattr(state.optimizer, "load_state_dict", lambda saved: noted(asked, "loaded", load(saved)))
