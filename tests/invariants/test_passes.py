@@ -49,7 +49,7 @@ def test_repeated_micro_batches_are_those_that_run(monkeypatch, stage, device):
 
     def counted(self: Repeats, done: Any) -> Any:
         counts["repeated"] += 1
-        counts["/".join(done.events[0].phase)] += 1
+        counts["/".join(done.recorded[0].phase)] += 1
         return repeat(self, done)
 
     monkeypatch.setattr(Repeats, "_repeat", counted)

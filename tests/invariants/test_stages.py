@@ -553,7 +553,8 @@ class Spied:
             return new_tokenizer(self.tokenizer_texts, *args, **options)
 
         patch.setattr(Trainer, "train", train)
-        patch.setattr("rlhf.models.loading.check_model", lambda *_: None)  # it reads eight tokens of no text
+        for check in ("check_model", "check_training"):  # they read eight tokens of no text
+            patch.setattr(f"rlhf.models.loading.{check}", lambda *_: None)
         patch.setattr(LlamaModel, "forward", read)
         patch.setattr(session, "sample", sample_into(self.trains))
         patch.setattr(evaluation, "sample", sample_into(self.evaluates))
