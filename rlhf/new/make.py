@@ -24,8 +24,20 @@ from rlhf.plan import machine, prediction_file
 from rlhf.plan.fit import USABLE, Fit, fit
 from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.plan.strategies import four_bit_changes, micro_batch
+from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.sizes import size_in_bytes
-from rlhf.recipe import ONLINE, POLICIES, STAGE_TABLE, TRAINING_STAGES, Changes, PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import (
+    MODEL_REWARD,
+    ONLINE,
+    POLICIES,
+    STAGE_TABLE,
+    TRAINING_STAGES,
+    Changes,
+    PinnedRecipe,
+    PolicyName,
+    StageName,
+)
+from rlhf.stages.online import reward_functions
 from rlhf.terminal.wording import GB
 
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
@@ -57,9 +69,13 @@ def stages_of(names: Sequence[str]) -> tuple[PolicyName, ...]:
 
 
 def check_rewards(options: NewOptions) -> None:
-    """Raise OptionError for rewards that no stage would use."""
+    """Raise OptionError for rewards that no stage would use, UserError for one that cannot be found."""
     if options.rewards and not set(options.stages) & set(ONLINE):
         raise OptionError(f"--reward is for {', '.join(ONLINE)}: name one of them with --stages")
+    with ended_afterwards():
+        for name in options.rewards:
+            if name != MODEL_REWARD:
+                reward_functions.find(name, "--reward")
 
 
 def target_of(recipes_root: Path, options: NewOptions) -> Path:

@@ -88,6 +88,40 @@ def test_an_end_of_the_users_code_is_one_line(folder, code, said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "def f(completions):\n    return [1 / 0]",
+            "ZeroDivisionError: division by zero in mine.py:2: return .1 / 0",
+        ),
+        ("import json\ndef f(completions): json.loads('')", "JSONDecodeError: .* in mine.py:2: def f.*"),
+        ("import helper\nasync def f(completions):\n    helper.of({})", "KeyError: 'no' in helper.py:1: of = .*"),
+        ("from json import *\nf = lambda completions: loads('')", "JSONDecodeError: .* in mine.py:2: f = lambda.*"),
+        ("def f(completions): return [1.0", r"SyntaxError: .* in mine.py:1: def f.*; modules"),
+        ("import nothing_of_it", "ModuleNotFoundError: .*'nothing_of_it' in mine.py:1: import nothing_of_it.; modules"),
+        (
+            "from helper import no",
+            "ImportError: .* 'no' from 'helper' .* in mine.py:1: from.*; modules",
+        ),
+        ("g = 1", "AttributeError: module 'mine' has no attribute 'f'.; modules"),
+        ("import helper\ndef f(completions): return [helper.Odd()]", "is <helper.Odd object at 0x.*>, not a finite"),
+    ],
+)
+def test_an_error_of_the_users_code_has_its_file_its_line_and_its_text(folder, code, said):
+    (folder / "helper.py").write_text("of = lambda row: row['no']\nclass Odd: pass\n")
+    with pytest.raises(UserError, match=said) as error:
+        written(folder, code)(["p"], ["a"], [None])
+    assert "rlhf." not in str(error.value)
+
+
+def test_an_error_of_an_installed_module_has_its_line_too(folder, monkeypatch):
+    (folder.parent / "theirs.py").write_text("def f(completions):\n    return [completions[1]]\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+    with pytest.raises(UserError, match=r"IndexError: list index out of range in .*/theirs\.py:2: return \[compl"):
+        find("theirs:f", "here")(["p"], ["a"], [None])
+
+
 def test_a_process_that_ended_is_replaced(folder):
     code = "import os\ndef f(completions):\n    try: os.mkdir('there')\n"
     code += "    except OSError: return [1.0]\n    os._exit(1)\n"

@@ -398,11 +398,15 @@ def test_code_of_the_user_s_own_that_exits_is_named(tmp_path, monkeypatch):
         "async def late(completions): sys.exit(3)\n"
     )
     (tmp_path / "exits_at_once.py").write_text("raise SystemExit(0)\n")
-    with pytest.raises(UserError, match=r"^reward exiting:f failed with SystemExit: no key, for .*'q' and .*'x'$"):
+    with pytest.raises(
+        UserError, match=r"^reward exiting:f failed with SystemExit: no key in exiting.*, for .*'q' and .*'x'$"
+    ):
         rewards.find("exiting:f", "here")(["p", "q"], ["a", "x"], [None, None])
-    with pytest.raises(UserError, match=r"^reward exiting:late failed with SystemExit: 3, for .*'p' and .*'a'$"):
+    with pytest.raises(
+        UserError, match=r"^reward exiting:late failed with SystemExit: 3 in exiting.*, for .*'p' and .*'a'$"
+    ):
         rewards.find("exiting:late", "here")(["p"], ["a"], [None])
-    with pytest.raises(UserError, match=r"exits_at_once:f cannot be used \(SystemExit: 0\)"):
+    with pytest.raises(UserError, match=r"exits_at_once:f cannot be used \(SystemExit: 0 in exits_at_once\.py:\d: "):
         rewards.find("exits_at_once:f", "here")
 
 

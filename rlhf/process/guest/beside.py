@@ -11,8 +11,10 @@ unpickled there.
 import builtins
 import functools
 import importlib
+import linecache
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import FrameType, ModuleType
@@ -90,6 +92,33 @@ class _Finder:
         if spec is not None and type(spec.loader) is SourceFileLoader:
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
+
+
+def as_written(text: str) -> str:
+    """Return a text about the user's modules with the names that these have in their statements."""
+    return text.replace(PREFIX, "")
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return where the user's code raised an error, with the code: `my_rewards.py:7: return 1 / 0`.
+
+    It is the innermost line of the modules in the folder; without any, as with an installed module of the user's, the
+    line of the first module that this project called. None in a process that has no folder of the user's.
+    """
+    if not __path__:
+        return None
+    if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
+        return _place(str(error.filename), error.lineno or 1)
+    frames = [(_module_of(frame), frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [frame for frame in frames if frame[0].startswith(PREFIX)][-1:]
+    called = max((i for i, (module, *_) in enumerate(frames) if module.startswith("rlhf.")), default=-1)
+    others = [frame for frame in frames[called + 1 :] if not frame[0].startswith("importlib")]
+    return next((_place(frame.f_code.co_filename, line) for _, frame, line in own or others), None)
+
+
+def _place(file: str, line: int) -> str:
+    inside = os.path.relpath(file, __path__[0])
+    return f"{file if inside.startswith(os.pardir) else inside}:{line}: {linecache.getline(file, line).strip()}"
 
 
 def _asked_by_user() -> bool:

@@ -16,17 +16,22 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.process import children
 from rlhf.process.guest.beside import VARIABLE
+from rlhf.terminal import excerpt
 
 GRACE = 1.0  # seconds in which a guest ends, or gives up a request
 POLL = 0.5  # seconds between two looks whether a guest is alive
+PLACE = 150  # characters of the place where the user's code failed
 
 
 class GuestError(Exception):
-    """The guest's code raised an error, of a class named `kind`; or its process ended. `said` has both in one line."""
+    """The guest's code raised an error, of a class named `kind`; or its process ended.
 
-    def __init__(self, kind: str, message: str, trace: str = ""):
+    `said` has class, message and, if the user's code raised it, file, line and code, in one line.
+    """
+
+    def __init__(self, kind: str, message: str, trace: str = "", place: str | None = None):
         super().__init__(f"{kind}: {message}\n{trace}".rstrip())
-        self.said = f"{kind}: {message}"
+        self.said = excerpt(f"{kind}: {message}") + (f" in {excerpt(place, PLACE)}" if place else "")
 
 
 class OutOfTime(Exception):
@@ -81,7 +86,7 @@ class Guest:
             return reply["result"]
         if reply["advice"] is not None:
             raise UserError(*reply["advice"])
-        raise GuestError(reply["error"], reply["message"], reply["traceback"])
+        raise GuestError(reply["error"], reply["message"], reply["traceback"], reply["place"])
 
     def end(self, patience: float = GRACE) -> None:
         """End the process, after `patience` seconds by a signal, and its children."""

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from types import FrameType
 
 from rlhf.errors import UserError
+from rlhf.process.guest import beside
 
 DEATH_SIGNAL = 1  # Linux's PR_SET_PDEATHSIG
 
@@ -63,9 +64,10 @@ def _answer(request: dict[str, object], interrupts: _Interrupts) -> dict[str, ob
         interrupts.answering = False
         return {
             "error": type(error).__name__,
-            "message": _text(error),
+            "message": beside.as_written(_text(error)),
+            "place": beside.place_of(error),
             "advice": [*error.lines] if isinstance(error, UserError) else None,
-            "traceback": traceback.format_exc(),
+            "traceback": beside.as_written(traceback.format_exc()),
         }
 
 

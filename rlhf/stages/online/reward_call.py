@@ -9,7 +9,6 @@ from rlhf.errors import UserError
 from rlhf.process.guest.host import Guest, GuestError, OutOfTime
 from rlhf.stages.online import reward_guest
 from rlhf.stages.online.reward_guest import Signature, Target
-from rlhf.terminal import excerpt
 
 QUOTED = 60  # characters of a prompt or a response in a message
 
@@ -52,7 +51,7 @@ class RewardFunction:
                 for i, prompt in enumerate(prompts):
                     self([prompt], [completions[i]], [answers[i]], None if ids is None else [ids[i]], seed)
             where = _named(prompts[0], completions[0]) if len(completions) == 1 else f"{len(completions)} responses"
-            raise UserError(f"reward {self.name} failed with {excerpt(error.said)}, for {where}") from error
+            raise UserError(f"reward {self.name} failed with {error.said}, for {where}") from error
         if wrong is not None and wrong[0] < len(completions):
             where = _named(prompts[wrong[0]], completions[wrong[0]])
             raise UserError(f"reward {self.name} is {wrong[1]}, not a finite number in float32, for {where}")

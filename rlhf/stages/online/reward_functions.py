@@ -21,7 +21,6 @@ from rlhf.process.guest.host import GuestError, guest_of
 from rlhf.stages.online import judge_reward, named_rewards, reward_guest
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_guest import REWARD_ARGUMENTS, Signature, Target, signature
-from rlhf.terminal import excerpt
 
 REGISTRY: dict[str, type] = named_rewards.REWARDS | judge_reward.REWARDS
 FIGURE_TITLES: dict[str, str] = judge_reward.FIGURES  # what named rewards count in a run, with titles for the report
@@ -110,7 +109,7 @@ def _users_own(name: str, where: str) -> RewardFunction:
         found = Signature(*guest.ask(reward_guest.describe, target=target))
     except GuestError as error:
         raise UserError(
-            f"{where}: {name} cannot be used ({excerpt(error.said)}); modules are looked for in {folder} first"
+            f"{where}: {name} cannot be used ({error.said}); modules are looked for in {folder} first"
         ) from error
     if found.is_class:
         raise UserError(f"{where}: {name} is a class; name a function, or an object that can be called")

@@ -96,7 +96,7 @@ def numbers(
     returned = list(result)
     for index, number in enumerate(returned):
         if number is not None and not _finite(number):
-            return [], (index, repr(number))
+            return [], (index, beside.as_written(repr(number)))
     return [None if number is None else float(number) for number in returned], None
 
 
