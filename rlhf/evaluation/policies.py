@@ -1,16 +1,20 @@
 """Sampled responses to held-out prompts and their metrics: score, divergence, length, true reward."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
+from rlhf.data.normal import says_something
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
+from rlhf.evaluation.best_of_n import PerPrompt, beside_best_of_n, pass_at_k
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
@@ -64,6 +68,22 @@ class PolicySamples:
         """Return for each of the N responses the index of its prompt."""
         return [index // self.samples_per_prompt for index in range(len(self.texts))]
 
+    @property
+    def kl_per_response(self) -> float:
+        """Return the KL to the reference in nats per response: the mean of the sums over its tokens."""
+        return self.kl * self.lengths.double().mean().item()
+
+    @property
+    def judgements(self) -> dict[str, Tensor]:
+        """Return the numbers (N,) of each judge that there is."""
+        by_judge = {"score": self.scores, "true_reward": self.true_rewards, "second_score": self.second_scores}
+        return {name: numbers for name, numbers in by_judge.items() if numbers is not None}
+
+    def by_prompt(self, numbers: Tensor) -> PerPrompt:
+        """Return numbers (N,) in a list for each prompt."""
+        rows: PerPrompt = numbers.view(-1, self.samples_per_prompt).tolist()
+        return rows
+
     def metrics(self) -> dict[str, float]:
         """Return the means over all responses; docs/metrics.md has their units."""
         means: dict[str, float] = {
@@ -72,12 +92,7 @@ class PolicySamples:
             "kl_per_token": self.kl,
             **self.other_ends,
         }
-        if self.scores is not None:
-            means["score"] = self.scores.mean().item()
-        if self.true_rewards is not None:
-            means["true_reward"] = self.true_rewards.mean().item()
-        if self.second_scores is not None:
-            means["second_score"] = self.second_scores.mean().item()
+        means |= {name: numbers.mean().item() for name, numbers in self.judgements.items()}
         return means | {f"reward_{name}": _mean_verdict(numbers) for name, numbers in self.rewards.items()}
 
 
@@ -186,12 +201,8 @@ def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyS
 
 def _judgements(before: PolicySamples, after: PolicySamples) -> list[tuple[str, Tensor, Tensor]]:
     """Return each judgement that both sides have, by the name of its metrics: the numbers before and after."""
-    rows = (
-        ("score", before.scores, after.scores),
-        ("true_reward", before.true_rewards, after.true_rewards),
-        ("second_score", before.second_scores, after.second_scores),
-    )
-    return [(name, old, new) for name, old, new in rows if old is not None and new is not None]
+    new = after.judgements
+    return [(name, old, new[name]) for name, old in before.judgements.items() if name in new]
 
 
 def gain(old: Tensor, new: Tensor) -> float:
@@ -212,7 +223,13 @@ def further_metrics(
     These are variety, the win rate at equal length, and how much more the score gained than the true reward, or than
     the score of the second reward model.
     """
-    metrics = {"distinct_1": distinct(after.texts, 1), "distinct_2": distinct(after.texts, 2)}
+    counts = Counter(after.texts)
+    metrics = {
+        "distinct_1": distinct(after.texts, 1),
+        "distinct_2": distinct(after.texts, 2),
+        "empty_rate": sum(not says_something(text) for text in after.texts) / len(after.texts),
+        "equal_rate": sum(count for count in counts.values() if count > 1) / len(after.texts),
+    }
     if before is after:
         return metrics
     if before.scores is not None and after.scores is not None:
@@ -229,6 +246,31 @@ def further_metrics(
     if "second_score_gain_sd" in gains and "score_gain_sd" in gains:
         metrics["second_gap_sd"] = gains["score_gain_sd"] - gains["second_score_gain_sd"]
     return metrics
+
+
+def of_several_samples(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
+    """Return what several samples to a prompt tell, with the ends of 95 % intervals over prompts.
+
+    These are pass@k of the rewards that are 0 or 1; and for a policy that is not its start the KL of a response, with
+    best-of-n of the start at that KL. With one sample to a prompt the KL is all.
+    """
+    shares = {
+        f"reward_{name}_{pass_at}": shares
+        for name, verdicts in after.rewards.items()
+        for pass_at, shares in pass_at_k(after.by_prompt(verdicts)).items()
+    }
+    estimates: dict[str, Estimate | None] = {name: clustered_share(x, range(len(x))) for name, x in shares.items()}
+    metrics, means = {}, {}
+    if before is not after:
+        metrics["kl_per_response"] = after.kl_per_response
+        old, new = (
+            {judge: policy.by_prompt(numbers) for judge, numbers in policy.judgements.items()}
+            for policy in (before, after)
+        )
+        means = beside_best_of_n(old, new, after.kl_per_response)
+        estimates |= {name: mean_interval(values) for name, values in means.items()}
+    metrics |= {name: fmean(values) for name, values in (shares | means).items()}
+    return metrics | _ends(estimates)
 
 
 def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStart) -> dict[str, float]:
@@ -249,6 +291,11 @@ def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStar
         if before.scores is not None and after.scores is not None:
             won = outcomes((after.scores - before.scores).tolist())
             estimates[f"win_rate_vs_{start}"] = clustered_share(won, prompts)
+    return _ends(estimates)
+
+
+def _ends(estimates: Mapping[str, Estimate | None]) -> dict[str, float]:
+    """Return the ends of the intervals that could be estimated, as `<metric>_low` and `<metric>_high`."""
     return {
         f"{metric}_{end}": value
         for metric, estimate in estimates.items()

@@ -1,13 +1,15 @@
 """Sections about the evaluation: the policies, ratings of their answers, the reward model, samples."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from rlhf.errors import UserError
+from rlhf.evaluation.best_of_n import best_by_score, sizes
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
 from rlhf.recipe import EVALUATE, ONLINE, RM, SECOND_RM
-from rlhf.recipe.stages import OF_REWARD_MODELS
+from rlhf.recipe.stages import OF_REWARD_MODELS, POLICIES, STARTS
 from rlhf.report.parts import (
     LINE_COLOURS,
     STAGE_TITLES,
@@ -25,10 +27,12 @@ from rlhf.report.parts import (
 from rlhf.report.runs import RunRecords, check_evaluation, details, suffix
 from rlhf.run import reader
 from rlhf.run.layout import SAMPLES
-from rlhf.run.outcomes import RewardModelFigures, SampleLine
-from rlhf.terminal.wording import estimate, without_ends
+from rlhf.run.outcomes import Answer, RewardModelFigures, SampleLine
+from rlhf.stats import kl_of_best_of
+from rlhf.terminal.wording import estimate, number, without_ends
 
 DIALOGUES = 200  # dialogues of each run on the page, at most
+JUDGES = ("score", "true_reward", "second_score")
 OPEN = 12  # dialogues of each run that are shown at once; the others are folded
 
 
@@ -75,6 +79,41 @@ def _scores(run: RunRecords, runs: Sequence[RunRecords], charts: Charts) -> Char
     ]
     axes = {"xaxis": {"title": {"text": "score"}}, "yaxis": {"title": {"text": "answers"}}}
     return charts.add(f"scores of every policy's answers{suffix(run, runs)}", lines, tall=True, **axes)
+
+
+def sections_of_best_of_n(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+    """Return best-of-n of the start beside the policies, where the evaluation took several samples of each prompt."""
+    rows: list[tuple[object, ...]] = []
+    for run in runs:
+        check_evaluation(run)
+        metrics = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
+        start = next((name for name in STARTS if f"{name}/score" in metrics), None)
+        judgements = {} if start is None else _judgements(run, start)
+        samples = min(map(len, judgements.get("score", [])), default=0)
+        for n in [1, *sizes(samples)] if samples > 1 else []:
+            best = {judge: fmean(values) for judge, values in best_by_score(judgements, n).items()}
+            name = f"{start}, best of {n}" if n > 1 else start
+            rows.append(
+                (run.name, name, number(kl_of_best_of(n)), *(number(best[j]) if j in best else "" for j in JUDGES))
+            )
+        for policy in POLICIES if samples > 1 else ():
+            if f"{policy}/kl_per_response" in metrics:
+                keys = ("kl_per_response", *JUDGES)
+                rows.append((run.name, policy, *(estimate(metrics, f"{policy}/{key}") for key in keys)))
+    columns = ("run", "", "KL, nats per response", *(judge.replace("_", " ") for judge in JUDGES))
+    best_of_n = table(columns, rows, len(runs) > 1, numbers=(2, 3, 4, 5))
+    return [Section("The best of n answers of the start, by score", "table.html", best_of_n)] if best_of_n else []
+
+
+def _judgements(run: RunRecords, policy: str) -> dict[str, list[list[float]]]:
+    """Return what each judge of all of a policy's answers in samples.jsonl gave them, prompt by prompt."""
+    prompts: list[list[Answer]] = []
+    for row in reader.read_lines(run.run_directory / EVALUATE / SAMPLES, SampleLine):
+        if row.sample == 0 or not prompts:
+            prompts.append([])
+        prompts[-1].append(row.answers.get(policy, Answer(response="")))
+    given = {judge: [[getattr(answer, judge) for answer in answers] for answers in prompts] for judge in JUDGES}
+    return {judge: numbers for judge, numbers in given.items() if not any(None in row for row in numbers)}
 
 
 def sections_of_ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from rlhf.files import write_output
 from rlhf.report.data import sections_of_data
 from rlhf.report.evaluation import (
+    sections_of_best_of_n,
     sections_of_policies,
     sections_of_ratings,
     sections_of_reward_model,
@@ -38,6 +39,7 @@ SECTIONS: tuple[Builder, ...] = (
     sections_of_curves,
     sections_of_frontier,
     sections_of_policies,
+    sections_of_best_of_n,
     sections_of_ratings,
     sections_of_reward_model,
     sections_of_time,

@@ -24,6 +24,7 @@ from rlhf.evaluation.policies import (
     heldout_sampling,
     interval_ends,
     measure,
+    of_several_samples,
 )
 from rlhf.evaluation.references import Overlap, answers
 from rlhf.evaluation.reward_model import add_reward_models, reward_model_figures, score_histograms, scores_of
@@ -262,6 +263,7 @@ def _policy_metrics(
         if name in perplexities:
             values["perplexity"] = perplexities[name]
         values |= further_metrics(before, policy, values, start)
+        values |= of_several_samples(policy if name == "base" else before, policy)  # best-of-n is beside what learned
         values |= interval_ends(before, policy, start)
         with telemetry.phase("references"):
             values |= overlap.metrics(policy.texts)

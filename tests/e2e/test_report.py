@@ -21,7 +21,14 @@ from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import ONLINE, STAGE_TABLE, StageName, published
 from rlhf.report import RunRecords, gain, overview, tables, training
-from rlhf.report.evaluation import OPEN, Samples, sections_of_policies, sections_of_reward_model, sections_of_samples
+from rlhf.report.evaluation import (
+    OPEN,
+    Samples,
+    sections_of_best_of_n,
+    sections_of_policies,
+    sections_of_reward_model,
+    sections_of_samples,
+)
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table, Turn
 from rlhf.report.runs import metrics
@@ -814,6 +821,39 @@ def test_without_an_evaluation_the_newest_samples_of_a_policy_come_first(tmp_pat
     texts = [" ".join(turn.text for turn in turns) for turns in shown]
     assert all("of step 60" in text for text in texts[:4]) and "of step 59" in texts[4]
     assert [f"prompt {i}" in text for i, text in enumerate(texts[:4])] == [True] * 4
+
+
+def test_the_best_of_n_stands_beside_the_policies(tmp_path):
+    folder = tmp_path / "evaluate"
+    folder.mkdir()
+    scores = [[1.0, 3.0, 2.0, 2.0], [5.0, 0.0, 5.0, 2.0]]
+    rows: list[dict[str, Any]] = [
+        {"prompt": "?", "sample": i, "sft": {"response": "a", "score": score, "true_reward": -score}}
+        for of_prompt in scores
+        for i, score in enumerate(of_prompt)
+    ]
+    policy = {"sft/score": 2.5, "ppo/kl_per_response": 0.3, "ppo/score": 4.0, "dpo/score": 9.0}
+    run = RunRecords("one", tmp_path, {}, {"evaluate": summary_of(stage="evaluate", metrics=policy)})
+
+    def cells() -> list[list[str]]:
+        (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_records(folder, summary={"metrics": policy})
+        sections = sections_of_best_of_n([run], Charts())
+        tables = [section.data for section in sections if isinstance(section.data, Table)]
+        return [[cell.text for cell in row] for shown in tables for row in shown.rows]
+
+    expected = [
+        ["sft", "0", "2.5", "-2.5"],
+        ["sft, best of 2", "0.1931", "3.5", "-3.5"],  # 15 of 6 pairs, and 27 of 6
+        ["sft, best of 4", "0.6363", "4", "-4"],
+        ["ppo", "0.3", "4", ""],
+    ]
+    assert cells() == expected
+    del rows[3]["sft"]["true_reward"]
+    assert [row[:3] for row in cells()] == [row[:3] for row in expected], "a judge of some answers is left out"
+    assert all(len(row) == 3 for row in cells())
+    rows = [row for row in rows if row["sample"] == 0]
+    assert cells() == [], "one sample to a prompt has no best"
 
 
 def test_of_several_runs_each_dialogue_names_its_own(tmp_path):
