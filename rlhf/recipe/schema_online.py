@@ -81,7 +81,8 @@ class OnlineBase(Section):
     eval_steps: Steps  # steps between evaluations on held-out prompts; also at every checkpoint
     max_eval_samples: RowCount
     keep_checkpoints: Literal["all"] | Steps = "all"  # a number: as many of the newest, and the best
-    best_kl_limit: Positive | None = None  # most KL of the best checkpoint (highest score), nats per token
+    best_by: Name | None = None  # what the best checkpoint has most of, held out; null: score, which is trained
+    best_kl_limit: Positive | None = None  # most KL of the best checkpoint, nats per token
     adapter: KeptWeights = "last"  # the weights that are kept
 
     @property

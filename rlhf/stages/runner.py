@@ -38,6 +38,7 @@ from rlhf.run.finished import follow_base, verified
 from rlhf.run.layout import SUMMARY
 from rlhf.run.records import Summary
 from rlhf.stages.online import reward_functions
+from rlhf.stages.online.checkpoints import check_best_by
 from rlhf.stages.result import Result
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def check_section(loaded: PinnedRecipe, stage: StageName) -> None:
 
 
 def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
-    """Raise UserError where an unfinished stage needs a reward function or an encoder that is not there.
+    """Raise UserError where an unfinished stage needs a reward function, a judge or an encoder that is not there.
 
     Also for sequences beyond the model's context.
     """
@@ -121,6 +122,7 @@ def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
         for name in options.reward_funcs:
             if name != MODEL_REWARD:
                 reward_functions.find(name, f"{stage}.reward_funcs")
+        check_best_by(loaded.recipe, stage, options)
     elif isinstance(options, Evaluate) and options.bertscore_model is not None:
         check_encoder(Path(options.bertscore_model))
 

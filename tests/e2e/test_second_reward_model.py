@@ -13,6 +13,7 @@ from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import StageRun
 from rlhf.stages.corpus import load_corpus
+from rlhf.stages.online.checkpoints import check_best_by
 from tests.helpers import TWO_STEPS, beside, content_of, run_stages, small
 from tests.lines import read_intact_lines
 
@@ -76,6 +77,37 @@ def test_policies_learn_as_without_it(done, tmp_path):
         assert torch.equal(_flat(a), _flat(b))
     ours, theirs = (content_of(out / ROOT / "ppo/summary.json")["metrics"] for out in (done, other))
     assert ours["score"] == theirs["score"] and ours["second_score"] != theirs["second_score"]
+
+
+def test_it_chooses_the_checkpoint_where_the_recipe_says_so(done, tmp_path):
+    out = beside(done, tmp_path, "pretrain", "sft", "rm", "second_rm")
+    summary = run_stages(with_second(ppo__best_by="second_score", ppo__save_steps=1, ppo__eval_steps=1), out, "ppo")
+    found = content_of(out / ROOT / "ppo/checkpoints/best.json")
+    chosen = max(found["checkpoints"], key=lambda row: row["second_score"])
+    assert found["best_by"] == "second_score" and len(found["checkpoints"]) == 2
+    assert found["best_step"] == summary["metrics"]["best_step"] == chosen["step"]
+    assert "best_by" not in content_of(done / ROOT / "ppo/checkpoints/best.json")
+
+
+@pytest.mark.parametrize(
+    ("best_by", "funcs", "known"),
+    [
+        ("second", ["model"], "score, second_score, true_reward"),
+        ("reward_length", ["model", "regex(pattern='a')"], "score, second_score, true_reward, reward_regex"),
+        (
+            "second_score",
+            ["regex(pattern='a')", "regex(pattern='b')"],
+            "score, true_reward, reward_regex, reward_regex_2",
+        ),
+    ],
+)
+def test_what_no_checkpoint_is_measured_by_is_refused_before_the_first_stage(best_by, funcs, known):
+    recipe = with_second(ppo__best_by=best_by, ppo__reward_funcs=funcs, ppo__normalize_scores=False).recipe
+    with pytest.raises(UserError, match=f"ppo.best_by: {best_by} is not one of {known}, which ppo measures"):
+        check_best_by(recipe, "ppo", recipe.online()["ppo"])
+    for name in known.split(", "):
+        named = with_second(ppo__best_by=name, ppo__reward_funcs=funcs, ppo__normalize_scores=False).recipe
+        check_best_by(named, "ppo", named.online()["ppo"])
 
 
 def test_the_report_shows_both_gains(done, tmp_path):
