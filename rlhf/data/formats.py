@@ -26,6 +26,7 @@ from rlhf.data.columns import KIND_KEYS
 from rlhf.data.fields import FileFacts, survey
 from rlhf.data.labels import unclear_label
 from rlhf.data.messages import quoted_keys
+from rlhf.data.normal import repeats_prompt
 from rlhf.data.parsing import (
     LabelledAnswer,
     OtherKind,
@@ -247,7 +248,7 @@ class _Reader:
     def take(self, name: str, rows: Callable[[], RawRows], sha256: Callable[[], str]) -> None:
         """Parse the (source, row) of one file; `sha256` is called after the last row."""
         kind: RowKind | None = None if self.kind == "auto" else self.kind
-        count = 0
+        count, first = 0, len(self.kept)
         bad: dict[int, tuple[str, Malformed]] = {}  # by the row's number
         facts = survey(self._prepared(rows(), Count()))
         rated, unused = Count(), dict[str, None]()
@@ -270,7 +271,7 @@ class _Reader:
                     self.left_out[outcome].append(source)
                 else:
                     self.kept.append(outcome)
-        self._note(name, rated, [*unused, *rated.unused])
+        self._note(name, rated, [*unused, *rated.unused], self.kept[first:])
         if not count:
             why = f"{rated.in_words(self.preparation.rated)}: no pair to train on" if rated.prompts else "no rows in it"
             raise UserError(f"{name}: {why}; add some (docs/data.md), or name another file")
@@ -280,14 +281,19 @@ class _Reader:
         assert kind is not None
         self.files.append(FileReport(name, sha256(), kind, count))
 
-    def _note(self, name: str, rated: Count, unused: Sequence[str]) -> None:
-        """Add what is worth a line about a file: pairs that were made of rated answers, and columns without use."""
+    def _note(self, name: str, rated: Count, unused: Sequence[str], rows: Sequence[Row]) -> None:
+        """Add what is worth a line about a file: pairs of rated answers, columns without use, answers with prompts."""
         if rated.prompts:
             self.notes.append(f"{name}: {rated.in_words(self.preparation.rated)}")
         if unused:
             them = "it" if len(unused) == 1 else "them"
             says = f"{ignoring(unused)} says that no answer needs {them}"
             self.notes.append(f"{name}: not used in training: {', '.join(unused)}; {says}")
+        if 2 * (repeated := sum(map(repeats_prompt, rows))) > len(rows):
+            self.notes.append(
+                f"{name}: {repeated:,} of {len(rows):,} answers begin with their prompt, and a model will learn to "
+                "repeat it: write the answers alone, or leave such rows out: data.drop=[repeats_prompt]"
+            )
 
     def _refuse(self, name: str, bad: Sequence[tuple[str, Malformed]], count: int) -> NoReturn:
         """Raise UserError for a file of which most rows are bad."""

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Hashable, Sequence
 from decimal import Decimal
 
-from rlhf.data.rows import Message
+from rlhf.data.rows import Example, Message, PreferencePair, Row
 
 # Unicode's property Default_Ignorable_Code_Point, which includes what it reserves for such characters: joiners, marks
 # of direction, fillers, byte order marks, variation selectors. Tags behind a black flag say which flag it is.
@@ -14,6 +14,7 @@ _IGNORABLE = (
     "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 _SHOWING_NOTHING = re.compile(f"(\U0001f3f4[\U000e0020-\U000e007f]+)|[{_IGNORABLE}]+")
+PROMPT = 12  # characters of a message that no answer begins with by chance
 _BLANK = ("Cc", "Cf", "Zl", "Zp", "Zs")  # categories of controls, of formats and of white space
 _BLANK_BRAILLE = "\u2800"
 _WIDTHS = {  # full-width and half-width forms, which repeat other characters: ＡＢＣ１２３, ｱｲｳ
@@ -48,6 +49,18 @@ def _plain_characters(text: str) -> str:
         return text
     shown = _SHOWING_NOTHING.sub(lambda match: match[1] or "", text)
     return unicodedata.normalize("NFC", shown.translate(_WIDTHS))
+
+
+def repeats_prompt(row: Row) -> bool:
+    """Return whether each answer of a row begins with all of the message that it answers, of PROMPT characters or more.
+
+    Many files hold the whole text beside the prompt. A model that is trained on it repeats each question.
+    """
+    if not isinstance(row, Example | PreferencePair):
+        return False
+    answers = (row.response,) if isinstance(row, Example) else (row.chosen, row.rejected)
+    asked = normalise(row.prompt[-1].content)
+    return len(asked) >= PROMPT and all(normalise(answer).startswith(asked) for answer in answers)
 
 
 def says_something(text: str) -> bool:

@@ -65,6 +65,7 @@ Flaw = Literal[
     "duplicates",
     "further_answers",
     "one_word",
+    "repeats_prompt",
     "unfinished",
     "other_script",
     "templated",

@@ -1,5 +1,6 @@
 """Each flaw is found in the row that has it, and dropped by its name."""
 
+import json
 import time
 from dataclasses import replace
 from typing import get_args
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.data.formats import ParsedRows, ReadReport
+from rlhf.data.formats import ParsedRows, ReadReport, read
 from rlhf.data.quality import flaws
 from rlhf.data.quality.check import check
 from rlhf.data.quality.flaws import FLAWS, nearly_identical
@@ -23,6 +24,7 @@ CUT = "You could begin with a walk along the river in the morning, before it get
 PLANTED = {
     "near_identical": ("Tell me.", " ".join(map(str, range(40))) + ".", " ".join(map(str, range(39))) + "."),
     "one_word": ("Tell me.", "Yes.", "It is not."),
+    "repeats_prompt": ("What is the time?", "What is the  time? It is noon.", "What is the time?\nI am not told."),
     "unfinished": ("Tell me.", CUT, "It is not."),
     "other_script": ("Tell me.", "Это так.", "It is not."),
     "replaced": ("Tell me.", "It\ufffds so.", "It is not."),
@@ -169,3 +171,15 @@ def test_answers_that_repeat_themselves_take_no_time():
     began = time.process_time()
     assert not any(nearly_identical(a, b) for _ in range(20))
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(("echoes", "said"), [(10, False), (11, True)])
+def test_a_file_whose_answers_begin_with_their_prompts_is_told_so_before_it_trains(tmp_path, echoes, said):
+    asked = [f"What is the colour of item {i}?" for i in range(20)]
+    answers = [f"{asked[i]} It is shade {i}." if i < echoes else f"Shade {i}." for i in range(20)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": q, "completion": a}) + "\n" for q, a in zip(asked, answers, strict=True))
+    )
+    notes = read([file]).report.notes
+    assert any("begin with their prompt" in note and f"{echoes} of 20" in note for note in notes) == said

@@ -6,7 +6,7 @@ from functools import partial
 from rapidfuzz.distance import Indel
 
 from rlhf.data.formats import ParsedRows
-from rlhf.data.normal import normal_answer, normal_prompt, normalise
+from rlhf.data.normal import normal_answer, normal_prompt, normalise, repeats_prompt
 from rlhf.data.quality.oddities import ODDITIES, unfinished
 from rlhf.data.quality.template_marks import templated
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
@@ -97,6 +97,11 @@ def one_word(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if any(len(words(answer)) <= 1 for answer in responses(row))]
 
 
+def with_the_prompt(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows whose answers all begin with what they answer."""
+    return [row for row in rows if repeats_prompt(row)]
+
+
 def cut_off(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with a response that stops in the middle."""
     return [row for row in rows if any(map(unfinished, responses(row)))]
@@ -133,6 +138,7 @@ FLAWS: dict[str, Finder] = {
     "duplicates": duplicates,
     "further_answers": further_answers,
     "one_word": one_word,
+    "repeats_prompt": with_the_prompt,
     "unfinished": cut_off,
     "other_script": other_script,
     "templated": templated_rows,

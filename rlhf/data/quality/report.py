@@ -105,6 +105,7 @@ class QualityReport:
     duplicates: int
     further_answers: int
     one_word: int
+    repeats_prompt: int
     unfinished: int
     other_script: int
     templated: int
@@ -229,6 +230,7 @@ class QualityReport:
         prompted = answered + self.prompts
         prompts_hint = "Few distinct prompts; PPO samples from them, and more variety generalises better."
         short_hint = "Read some: often answers cut off or missing."
+        repeats_hint = "Answers begin with their prompt, and a model will too: write the answers alone."
         unfinished_hint = "Answers stop in the middle; a model that learns from them will too. Drop or complete them."
         lines = [
             self._flaw("duplicates", self.duplicates, prompted + self.documents, "Copies weigh more; keep one of each.")
@@ -245,6 +247,7 @@ class QualityReport:
             )
         if answered:
             lines.append(self._flaw("one_word", self.one_word, answered, short_hint, above="note"))
+            lines.append(self._flaw("repeats_prompt", self.repeats_prompt, answered, repeats_hint, below="note"))
             lines.append(self._flaw("unfinished", self.unfinished, answered, unfinished_hint, SOME))
         if prompted:
             lines.append(
