@@ -77,8 +77,11 @@ def test_values_and_gradients_are_those_of_peft_but_for_the_order_of_sums(kind, 
 @pytest.mark.parametrize(
     ("before", "heads_normed"), [("nothing", False), ("norm", False), ("gate", False), ("norm", True)]
 )
-def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(before, heads_normed, merged, rotary_of):
+def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(
+    before, heads_normed, merged, rotary_of, monkeypatch
+):
     """In float64, against differences. Two layers, one of them without an adapter; biases; rotary; a residual."""
+    monkeypatch.setitem(fused_linear.FUSED_BY_DEVICE, "cpu", rotary_of is fused_linear.FusedRotary)  # gradients of B
     torch.manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -256,16 +259,19 @@ def test_adapters_are_cast_once_in_a_block_to_the_same_bits(monkeypatch):
     lean = LeanTrunk(peft.get_base_model())
     states = lean.hidden("policy", IDS)
     wanted = gradients(peft, states)
-    cast: list[int] = []
-    of = fused_linear.LowRank.of
-    noting = lambda parts, dtype: noted(cast, len(parts), of(parts, dtype))  # noqa: E731
-    monkeypatch.setattr(fused_linear.LowRank, "of", noting)
+    few_wanted = gradients(peft, lean.hidden("policy", IDS, AT))
+    cast: list[list[int]] = []
+    of = fused_linear.LowRank.of_groups
+    noting = lambda groups, dtype: noted(cast, [*map(len, groups)], of(groups, dtype))  # noqa: E731
+    monkeypatch.setattr(fused_linear.LowRank, "of_groups", noting)
     with lean.merging("policy"):
         for _ in range(2):
             assert torch.equal(lean.hidden("policy", IDS), states)
             actual = gradients(peft, lean.hidden("policy", IDS))
             assert all(torch.equal(actual[name], gradient) for name, gradient in wanted.items())
-    assert sorted(cast) == [1, 1, 1, 1, 2, 2, 3, 3], "once for each group of layers with the same input"
+            few = gradients(peft, lean.hidden("policy", IDS, AT))  # the last layer's queries apart from keys and values
+            assert all(torch.equal(few[name], gradient) for name, gradient in few_wanted.items())
+    assert cast == [[3, 1, 2, 1] * 2], "all at once, those of layers with the same input side by side"
     with torch.no_grad():
         for name, parameter in peft.named_parameters():
             if ".policy." in name:

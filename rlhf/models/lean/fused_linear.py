@@ -36,7 +36,7 @@ from rlhf.models.matmul import matmul, matmul_to, scaled_matmul
 from rlhf.models.nf4 import unpacked
 from rlhf.objectives.masked import at_least_float32
 
-FUSED_BY_DEVICE = {"cpu": False, "cuda": True}  # `FusedNorm` and `FusedRotary`
+FUSED_BY_DEVICE = {"cpu": False, "cuda": True}  # fewer kernels, with other roundings
 # Torch's kernels of RMSNorm for CUDA. On a CPU the first is made of plain steps, and the second fails.
 fused_rms_norm = torch.ops.aten._fused_rms_norm.default
 fused_rms_norm_backward = torch.ops.aten._fused_rms_norm_backward.default
@@ -76,17 +76,43 @@ class LowRank(NamedTuple):
     stored: torch.dtype  # of the adapters themselves, and of their gradients
 
     @classmethod
-    @torch.no_grad()
     def of(cls, parts: Sequence[AdaptedLinear], dtype: torch.dtype) -> "LowRank | None":
         """Return the adapters of `parts`, None if there are none. Raises ValueError where their scalings differ."""
-        adapted = [part for part in parts if part.adapter]
-        if not adapted:
+        (low_rank,) = cls.of_groups([parts], dtype)
+        return low_rank
+
+    @classmethod
+    @torch.no_grad()
+    def of_groups(cls, groups: Sequence[Sequence[AdaptedLinear]], dtype: torch.dtype) -> "list[LowRank | None]":
+        """Return the adapters of several groups as `of` does; a card casts and stacks all of them in one operation."""
+        made: list[LowRank | None] = []
+        stored: list[Tensor] = []
+        cast: list[Tensor] = []
+        for parts in groups:
+            adapted = [part for part in parts if part.adapter]
+            if not adapted:
+                made.append(None)
+                continue
+            if len({part.scaling for part in adapted}) > 1:
+                raise ValueError("adapters of one role have the same scaling in all layers")
+            downs, ups = zip(*(part.adapter for part in adapted), strict=True)
+            down = downs[0].new_empty(sum(map(len, downs)), downs[0].shape[1], dtype=dtype)
+            low_rank = cls(
+                down, [up.new_empty(up.shape, dtype=dtype) for up in ups], adapted[0].scaling, downs[0].dtype
+            )
+            stored += [*downs, *ups]
+            cast += [*down.split(low_rank.ranks), *low_rank.ups]
+            made.append(low_rank)
+        if cast:
+            torch._foreach_copy_(cast, stored)
+        return made
+
+    def part(self, before: int, count: int) -> "LowRank | None":
+        """Return `count` of the adapters, from the one after the first `before` on; None for no adapter."""
+        if not count:
             return None
-        if len({part.scaling for part in adapted}) > 1:
-            raise ValueError("adapters of one role have the same scaling in all layers")
-        downs, ups = ([part.adapter[i].to(dtype) for part in adapted] for i in (0, 1))
-        down = torch.cat(downs) if len(downs) > 1 else downs[0]
-        return cls(down, ups, adapted[0].scaling, adapted[0].adapter[0].dtype)
+        start, end = (sum(self.ranks[:n]) for n in (before, before + count))
+        return self._replace(down=self.down[start:end], ups=self.ups[before : before + count])
 
     @property
     def ranks(self) -> list[int]:
@@ -302,8 +328,13 @@ class LinearGroup(NamedTuple):
         gradients: list[Tensor] = []
         if needs_adapters:
             to_a = matmul_to(adapters.stored, low_gradients, z).split(adapters.ranks)
+            # Autograd keeps a gradient that lies in memory as B does, and copies any other. On a CPU the product with
+            # few rows is faster, copy included.
+            as_stored = FUSED_BY_DEVICE[z.device.type]
             for da, low, own in zip(to_a, adapters.project(z), adapted, strict=True):
-                gradients += [da, matmul_to(adapters.stored, low, own).t()]
+                to_b = (own.t(), low.t()) if as_stored else (low, own)
+                db = matmul_to(adapters.stored, *to_b)
+                gradients += [da, db if as_stored else db.t()]
         return dz, gradients
 
     def _adapters(self, dtype: torch.dtype) -> LowRank | None:

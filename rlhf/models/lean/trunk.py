@@ -44,6 +44,7 @@ from rlhf.models.nf4 import four_bit_layers
 from rlhf.recipe import Role
 
 Layers = tuple[nn.Module, ...]  # linear layers with the same input
+Linears = tuple[list[AdaptedLinear], LowRank | None]
 Layout = Sequences | SharedPrompts | DecodingLayout
 ONEDNN_BY_DEVICE = {"cpu": True, "cuda": False}  # products in float32 by oneDNN: weights merged, shapes padded
 
@@ -64,15 +65,17 @@ class LeanTrunk:
         self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
         self._merging: list[str] = []  # roles of the blocks that are open
         # Of the roles in open blocks, by group of layers:
-        self._linears: dict[str, dict[Layers, tuple[list[AdaptedLinear], LowRank | None]]] = {}
+        self._linears: dict[str, dict[Layers, Linears]] = {}
         self._merged: dict[str, dict[Layers, Tensor]] = {}
 
     @contextmanager
     def merging(self, role: str) -> Iterator[None]:
-        """Merge weights, and cast adapters, at their first use in this block and keep them to its end.
+        """Cast adapters now, and merge weights at their first use; keep them to the end of this block.
 
         Adapters must not change in it.
         """
+        if role not in self._merging:
+            self._linears[role] = self._cast_adapters(role)
         self._merging.append(role)
         try:
             yield
@@ -199,27 +202,28 @@ class LeanTrunk:
     def _layer(self, number: int, role: str, x: Tensor, layout: Layout, last: bool) -> Tensor:
         """Return the output of one layer for x (B, T, H); the last layer's at the positions that `layout` selects."""
         layer: Any = self.decoder.layers[number]
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        all_qkv, o, both_gates, down = _groups_of(layer)
         norm_of = FusedNorm if FUSED_BY_DEVICE[x.device.type] else Norm
         norm = norm_of(layer.input_layernorm.weight, self.eps)
         head_dim, (cos, sin) = attention.head_dim, layout.rotary
         query_heads, kv_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
         if last and not isinstance(layout, DecodingLayout) and layout.selects:
             after = self._output_op(attention, cos, sin, 0, kv_heads)
-            kv = self._linear(x, role, (attention.k_proj, attention.v_proj), norm, after)
+            kv = self._linear(x, role, all_qkv[1:], norm, after)
             k, v = heads_of(kv, head_dim).chunk(2, 2)
             x = layout.selected(x)
             after = self._output_op(attention, *layout.selected_rotary, query_heads, 0)
-            q = heads_of(self._linear(x, role, (attention.q_proj,), norm, after), head_dim)
+            q = heads_of(self._linear(x, role, all_qkv[:1], norm, after), head_dim)
         else:
             after = self._output_op(attention, cos, sin, query_heads, kv_heads)
-            qkv = self._linear(x, role, (attention.q_proj, attention.k_proj, attention.v_proj), norm, after)
+            qkv = self._linear(x, role, all_qkv, norm, after)
             q, k, v = heads_of(qkv, head_dim).split([query_heads, kv_heads, kv_heads], 2)
         mixed = layout.attend(number, q, k, v, last and layout.selects)
-        x = self._linear(mixed.flatten(2), role, (attention.o_proj,), residual=x)
+        x = self._linear(mixed.flatten(2), role, o, residual=x)
         norm = norm_of(layer.post_attention_layernorm.weight, self.eps)
-        gate_up = self._linear(x, role, (mlp.gate_proj, mlp.up_proj), norm)
-        return self._linear(gate_up, role, (mlp.down_proj,), SwiGLU(), residual=x)
+        gate_up = self._linear(x, role, both_gates, norm)
+        return self._linear(gate_up, role, down, SwiGLU(), residual=x)
 
     def _output_op(self, attention: Any, cos: Tensor, sin: Tensor, queries: int, keys: int) -> OutputOp:
         """Return the step after the product that gives `queries` heads of queries and `keys` heads of keys."""
@@ -247,15 +251,27 @@ class LeanTrunk:
         result: Tensor = FusedLinear.apply(x, product, residual, *adapters)  # type: ignore[no-untyped-call]
         return result
 
-    def _linears_of(self, role: str, layers: Layers, dtype: torch.dtype) -> tuple[list[AdaptedLinear], LowRank | None]:
+    def _linears_of(self, role: str, layers: Layers, dtype: torch.dtype) -> Linears:
         """Return layers with their adapters; in a block also the adapters in the type of the products."""
-        if role not in self._merging:
-            return [adapted_linear(layer, role) for layer in layers], None
-        cache = self._linears.setdefault(role, {})
-        if layers not in cache:
-            parts = [adapted_linear(layer, role) for layer in layers]
-            cache[layers] = parts, LowRank.of(parts, dtype)
-        return cache[layers]
+        if role in self._merging:
+            return self._linears[role][layers]
+        return [adapted_linear(layer, role) for layer in layers], None
+
+    def _cast_adapters(self, role: str) -> dict[Layers, Linears]:
+        """Return every group of layers with its adapters, in the type of the products.
+
+        The last layer has groups of its own, which are parts of those that other layers have.
+        """
+        groups = [group for layer in self.decoder.layers for group in _groups_of(layer)]
+        parts = [[adapted_linear(layer, role) for layer in group] for group in groups]
+        low_ranks = LowRank.of_groups(parts, self.decoder.embed_tokens.weight.dtype)
+        made: dict[Layers, Linears] = dict(zip(groups, zip(parts, low_ranks, strict=True), strict=True))
+        qkv, *_ = _groups_of(self.decoder.layers[-1])
+        (q, *kv), low_rank = made[qkv]
+        before = bool(q.adapter)
+        made[qkv[:1]] = [q], low_rank and low_rank.part(0, before)
+        made[qkv[1:]] = kv, low_rank and low_rank.part(before, sum(bool(part.adapter) for part in kv))
+        return made
 
     @torch.no_grad()
     def _merged_weight(self, x: Tensor, role: str, layers: Layers, parts: Sequence[AdaptedLinear]) -> Tensor | None:
@@ -272,6 +288,13 @@ class LeanTrunk:
                     a, b = part.adapter
                     rows.addmm_(b, a, alpha=part.scaling)
         return cache[layers]
+
+
+def _groups_of(layer: Any) -> tuple[Layers, Layers, Layers, Layers]:
+    """Return the linear layers of a decoder layer, those with the same input together."""
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return qkv, (attention.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)
 
 
 class RoleTrunk(NamedTuple):

@@ -22,26 +22,27 @@ from rlhf.run.directory import StageRun
 ROWS, TOKENS = 2, 8  # of the micro-batch; the operations do not depend on them
 
 
-def update_passes(loaded: PinnedRecipe) -> dict[str, dict[str, int]]:
+def update_passes(loaded: PinnedRecipe, number: int = 2) -> dict[str, dict[str, int]]:
     """Return the operations of a layer, by trunk and by pass: `forward` and `backward`.
 
-    Without recomputation. The lean trunk is among the trunks if it supports the recipe's type of model.
+    Those of the micro-batch with this number in its minibatch, from 1 on, without recomputation. The lean trunk is
+    among the trunks if it supports the recipe's type of model.
     """
     architecture = loaded.recipe.model.architecture
     assert architecture
     trunks: list[Trunk] = ["library", "lean"] if architecture.model_type in LEAN_TYPES else ["library"]
-    return {trunk: _per_layer(loaded, trunk) for trunk in trunks}
+    return {trunk: _per_layer(loaded, trunk, number) for trunk in trunks}
 
 
-def _per_layer(loaded: PinnedRecipe, trunk: Trunk) -> dict[str, int]:
+def _per_layer(loaded: PinnedRecipe, trunk: Trunk, number: int) -> dict[str, int]:
     """Return what each further layer adds to both passes."""
     shallow, deeper = DEPTHS
-    counts = zip(_operations(loaded, trunk, shallow), _operations(loaded, trunk, deeper), strict=True)
+    counts = zip(*(_operations(loaded, trunk, layers, number) for layers in DEPTHS), strict=True)
     forward, backward = ((more - less) // (deeper - shallow) for less, more in counts)
     return {"forward": forward, "backward": backward}
 
 
-def _operations(loaded: PinnedRecipe, trunk: Trunk, layers: int) -> tuple[int, int]:
+def _operations(loaded: PinnedRecipe, trunk: Trunk, layers: int, number: int) -> tuple[int, int]:
     """Return the operations of both passes of a model with some layers, all of which have adapters."""
     changed = loaded.with_changes({**rehearsal_changes(loaded.recipe, layers), "lora.layers": "all"})
     recipe = changed.recipe
@@ -50,7 +51,7 @@ def _operations(loaded: PinnedRecipe, trunk: Trunk, layers: int) -> tuple[int, i
         shared = rehearsed_roles(StageRun(Path(folder), changed, stage), options, lean=trunk == "lean")
         ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64, device=META)
         with shared.role("policy"):
-            for _ in range(2):
+            for _ in range(number):
                 start = stand_in.work().launched
                 hidden = shared.hidden(ids)
                 middle = stand_in.work().launched
