@@ -84,13 +84,18 @@ def sample(
     if not replicate:
         distributed.all_sum(tokens, logprobs, values)
 
-    is_eos = tokens == tokenizer.eos_id
-    length = torch.where(is_eos.any(1), is_eos.int().argmax(1) + 1, sampling.response_length)
+    length = response_lengths(tokens, tokenizer.eos_id)
     responses = [row[:n] for row, n in zip(tokens.tolist(), length.tolist(), strict=True)]
     prompt_of_each = [prompt for prompt in prompts for _ in range(copies)]
     rollout = collate(prompt_of_each, responses, tokenizer.pad_id, tokenizer.eos_id, device)
     longest = int(length.max())
     return replace(rollout, logprobs=logprobs[:, :longest], values=values[:, :longest] if value_fn else None)
+
+
+def response_lengths(tokens: torch.Tensor, eos_id: int) -> torch.Tensor:
+    """Return the length (B,) of each response among sampled tokens (B, R): up to its first EOS, or R without one."""
+    is_eos = tokens == eos_id
+    return torch.where(is_eos.any(1), is_eos.int().argmax(1) + 1, tokens.shape[1])
 
 
 def _decode(phase: Phase, start: Callable[[], Decoding]) -> list[Tensor]:

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from trl.trainer import dpo_trainer, reward_trainer, sft_trainer
+from trl.trainer import dpo_trainer, kto_trainer, reward_trainer, sft_trainer
 
 from bench.memory.measure import RealRuns, measure
 from peakmem import cards
 from peakmem.allocator import LARGE_SEGMENT
+from peakmem.device import KNOWN
 from peakmem.lines import at_depth
 from peakmem.replaying import replay
 from rlhf import recipe
@@ -41,8 +42,10 @@ from rlhf.plan.phases import (
 )
 from rlhf.plan.predict import Predictor
 from rlhf.plan.rehearsal import short_runs
+from rlhf.plan.rehearsal.device import stand_in_of
 from rlhf.plan.rehearsal.meta_runs import Rehearsals, RehearsalsAtDepths
 from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.rollout import engine
 from rlhf.rollout.engine import sample
 from rlhf.rollout.library_decoding import LibraryDecoding
 from rlhf.stages import ppo
@@ -615,19 +618,29 @@ def test_the_model_s_operations_do_not_depend_on_checkpointing(on_cuda, stage, p
 
 
 def test_every_batch_has_a_row_that_needs_padding():
-    """As in a worker: the collators of the three trainers, given rows that are all alike."""
+    """As in a worker: the collators of all trainers, given rows that are all alike."""
     pairs = [{"chosen_ids": [1] * 6, "rejected_ids": [2] * 6}] * 3
     preferences = [{"prompt_ids": [1] * 4, "chosen_ids": [2] * 2, "rejected_ids": [3] * 2}] * 3
     dialogues = [{"input_ids": [1] * 6, "labels": [-100] * 4 + [1, 1]}] * 3
+    judged = [{"prompt_ids": [1] * 4, "completion_ids": [2] * 2, "KL_completion_ids": [3] * 2, "label": True}] * 3
     for collator, rows in (
         (sft_trainer.DataCollatorForLanguageModeling(0), dialogues),
         (reward_trainer.DataCollatorForPreference(0), pairs),
         (dpo_trainer.DataCollatorForPreference(0), preferences),
+        (kto_trainer.DataCollatorForUnpairedPreference(0), judged),
     ):
         lengths = collator(rows)["attention_mask"].sum(1).tolist()
         assert sorted(lengths) == [5, *[6] * (len(lengths) - 1)]
     alone = sft_trainer.DataCollatorForLanguageModeling(0)(dialogues[:1])
     assert alone["attention_mask"].all(), "one row is not padded"
+
+
+def test_responses_of_unknown_tokens_are_the_longest_that_a_stage_admits():
+    """The numbers of many tokens are not computed; a row of none would end a rehearsal."""
+    with stand_in_of(tiny(2).recipe):
+        for rows, width in ((4, 8), (2, KNOWN)):
+            lengths = engine.response_lengths(torch.zeros(rows, width, dtype=torch.int64, device="meta"), eos_id=2)
+            assert lengths.tolist() == [width] * rows and int(lengths.max()) == width
 
 
 def test_a_shorter_prompt_is_decoded_with_the_others(two, monkeypatch):

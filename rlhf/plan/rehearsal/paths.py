@@ -15,7 +15,7 @@ from peakmem import StandIn, events
 from rlhf.models import matmul, random_base
 from rlhf.models.lean import fused_linear, layouts, trunk
 from rlhf.plan.rehearsal import passes
-from rlhf.rollout import library_decoding, own_tokens
+from rlhf.rollout import engine, library_decoding, own_tokens
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.library_decoding import LibraryDecoding
 from rlhf.rollout.trunk_decoding import TrunkDecoding
@@ -44,6 +44,7 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
     yield patch(own_tokens, "kernel_works", lambda *_: stand_in.gpu.capability >= (8, 0))
     yield patch(LibraryDecoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
     yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))
+    yield patch(engine, "response_lengths", _longest_responses(engine.response_lengths))
     yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))
     yield patch(TrunkDecoding, "__init__", _labelled_growth(stand_in))
     yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
@@ -67,6 +68,15 @@ def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
         stand_in.label(self.values, "kv_cache")
 
     return lazy_initialization
+
+
+def _longest_responses(lengths: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
+    def longest(tokens: Tensor, eos_id: int) -> Tensor:
+        found = lengths(tokens, eos_id)
+        # Those of many tokens are not computed and read as 0.
+        return torch.full((len(tokens),), tokens.shape[1], device=tokens.device) if 0 in found.tolist() else found
+
+    return longest
 
 
 def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:

@@ -124,9 +124,13 @@ def _encoded_once(
 
 
 def _one_shorter(rows: Rows) -> Rows:
-    """Return the rows for one of TRL's collators, the first one a token shorter; of pairs the rejected response."""
+    """Return the rows for one of TRL's collators, the first one a token shorter; of pairs the rejected response.
+
+    Without pairs all its texts are shorter but for a prompt of its own, and a row that is alone stays as it is.
+    """
     first = rows[0]
-    keys = ("rejected_ids",) if "rejected_ids" in first else ("input_ids", "labels") if len(rows) > 1 else ()
+    texts = [key for key, value in first.items() if isinstance(value, list) and key != "prompt_ids"]
+    keys = ["rejected_ids"] if "rejected_ids" in texts else texts if len(rows) > 1 else []
     if any(len(first[key]) < 2 for key in keys):
         return rows
     return [{key: value[:-1] if key in keys else value for key, value in first.items()}, *rows[1:]]
