@@ -22,6 +22,7 @@
 ##+ RUN          run directory or a stage's, runs/NAME/vN/ppo, given instead of HW, OUT, SET and all of how it was made
 ##+ REUSE        another root of runs; its finished stages are used if OUT has none
 ##+ GUIDE        1: with HW, the version that keeps the settings of a published guide, where there is one
+##+ REWARD       reward that `make reward` tries instead of the recipe's, for example my_rewards:polite, on DATA
 ##+ STAGE        stage that `make plan` predicts alone, or whose model `make chat` loads
 ##+ STOP_ON      checks whose findings end a stage, for example "nan flat_loss", or all (docs/troubleshooting.md)
 ##+ REPORT_TO    also send the metrics to wandb, trackio or tensorboard
@@ -61,7 +62,7 @@ VENV    ?= .venv
 EXTRAS  ?= gpu math report serve tracking $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS)) \
            $(if $(filter test test-% fuzz lint bench-micro bench-gpu bench-against,$(MAKECMDGOALS)),dev)
 
-MAIN    := help-all setup recipes plan rehearse fetch data-check sft rm ppo grpo dpo all evaluate report chat
+MAIN    := help-all setup recipes plan rehearse fetch data-check reward sft rm ppo grpo dpo all evaluate report chat
 TARGETS := $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 unknown := $(filter-out $(TARGETS),$(MAKECMDGOALS))
 $(if $(unknown),$(error no target '$(firstword $(unknown))'; `make help-all` lists them))
@@ -102,6 +103,7 @@ $(call give,plan,$(recipe) DATA FIT PRICE STAGE)
 $(call give,rehearse,$(recipe) OUT DATA WEIGHTS)
 $(call give,fetch,$(recipe) $(card))
 $(call give,data-check,DATA CHECK_ARGS)
+$(call give,reward,$(recipe) RUN OUT DATA REWARD)
 $(call give,data-show,DATA SHOW_ARGS)
 $(call give,bench,$(recipe) PRICE BENCH_ARGS $(card))
 $(call give,bench-memory bench-ablation,$(recipe) BENCH_ARGS $(card))
@@ -144,7 +146,7 @@ endif
 
 # Each variable as the option of its name, with its value as typed. A run has its own settings, a RECIPE its hardware.
 SEVERAL := DATA SET STOP_ON REPORT_TO
-names   := $(filter-out RUN FILES VRAM_CAP GPU $(images) %_ARGS,$(sort $(foreach t,$(TARGETS),$(takes.$t))))
+names   := $(filter-out RUN FILES REWARD VRAM_CAP GPU $(images) %_ARGS,$(sort $(foreach t,$(TARGETS),$(takes.$t))))
 lower   := $(join $(names:=>--),$(shell echo $(names) | sed y/ABCDEFGHIJKLMNOPQRSTUVWXYZ_/abcdefghijklmnopqrstuvwxyz-/))
 option   = $(patsubst $1>%,%,$(filter $1>%,$(lower)))
 found    = $(foreach w,$(home),$(call quoted,$(or $(wildcard $w),$w)))
@@ -153,13 +155,14 @@ each     = $(if $(filter DATA,$1),$(call found,$(value DATA)),$(foreach w,$(filt
 switch   = $(if $(filter 1,$($1)),$(option),$(if $(filter RESUME,$1),--restart))
 single   = $(if $(filter GUIDE RESUME SUMMARY,$1),$(switch),$(option) $(call place,$(value $1)))
 forward  = $(if $(filter $1,$(SEVERAL)),$(foreach w,$(each),$(option) $w),$(single))
-unsaid  := $(if $(RUN),HW OUT) $(if $(RECIPE),HW)
+unsaid  := $(if $(RUN),HW OUT) $(if $(RECIPE)$(REWARD),HW)
 given    = $(if $(filter $1,$(typed)),$(or $(value $1),$(filter OUT PORT,$1)),$(if $(filter $1,$(unsaid)),,$(value $1)))
 options  = $(foreach v,$(foreach w,$(filter $(names),$(takes.$1)),$(if $(call given,$w),$w)),$(call forward,$v))
 verb     = $(if $(filter $(STAGES),$1),run $1 --with-parents$(if $(filter $1,$(MAKECMDGOALS)),, --if-needed),$(if \
            $(filter shell,$1),run sft,$1))
 on_run   = $(if $(RUN),$(if $(filter RUN,$(takes.$1)), $(call place,$(value RUN))))
-files    = $(if $(filter FILES,$(takes.$1)), $(call found,$(value FILES)))
+files    = $(if $(filter FILES,$(takes.$1)), $(call found,$(value FILES)))$(if $(and $(value REWARD),$(filter \
+           REWARD,$(takes.$1))), $(call quoted,$(value REWARD)))
 of_data  = $(subst data-,data ,$1) $(call found,$(value DATA))
 outside  = $(if $(filter serve,$1),$(if $(filter local,$(RUNTIME)),,--host 0.0.0.0))
 line     = $(if $(filter data-%,$1),$(of_data),$(verb)$(on_run) $(options)$(files)) $(outside)$($(filter \
@@ -213,6 +216,7 @@ fetch: $(ready)    ## download the pinned model and data of a recipe and check t
 plan: setup        ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
 rehearse: setup    ## run a card recipe's whole chain on a CPU, two steps a stage, with a small model in its place
 data-check: setup  ## check the quality of the files in DATA (exits with 3 on warnings, 1 on errors)
+reward: setup      ## try rewards on the answers of DATA and on junk, before training (REWARD=my_rewards:polite)
 data-show: setup   ## show some rows of the files in DATA: the chosen answer beside the rejected one
 
 ##@ Train (a stage first runs the ones that it builds on, unless they are done)
@@ -237,7 +241,7 @@ chat: $(ready)      ## talk with a trained model in the terminal (STAGE=dpo: DPO
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
 serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compatible address (PORT=8000)
 
-recipes plan rehearse data-check data-show report ab judge:
+recipes plan rehearse data-check data-show reward report ab judge:
 	@$(VENV)/bin/rlhf $(call line,$@)
 fetch $(STAGES) reproduce chat score serve:
 	@$(call rlhf,$@)

@@ -3,7 +3,22 @@
 import click
 
 from rlhf import __version__
-from rlhf.cli import chat, compare, new, paths, plan, rate, recipes, rehearse, report, reproduce, score, serve, train
+from rlhf.cli import (
+    chat,
+    compare,
+    new,
+    paths,
+    plan,
+    rate,
+    recipes,
+    rehearse,
+    report,
+    reproduce,
+    reward,
+    score,
+    serve,
+    train,
+)
 from rlhf.cli.data import data_group
 from rlhf.cli.guard import guarded
 from rlhf.cli.options import HELP_SETTINGS
@@ -29,7 +44,7 @@ def cli() -> None:
 
 for command in (
     *(train.run, rehearse.rehearse, reproduce.reproduce, reproduce.results, recipes.list_recipes, recipes.fetch),
-    *(new.new, plan.plan, data_group),
+    *(new.new, plan.plan, data_group, reward.reward),
     *(chat.chat, score.score, serve.serve, report.report, compare.compare_runs),
     *(rate.rate, rate.judge, rate.ratings_group),
 ):

@@ -7,7 +7,7 @@ import click
 from rlhf.recipe import STAGES
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Prepare": ("recipes", "new", "data", "plan", "fetch"),
+    "Prepare": ("recipes", "new", "data", "reward", "plan", "fetch"),
     "Train": ("rehearse", "run", "reproduce", "results"),
     "Judge the result": ("report", "chat", "compare", "score", "ab", "judge", "ratings"),
     "Deploy": ("serve",),
@@ -22,6 +22,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "data check": ("rlhf data check my-pairs.jsonl", "rlhf data check train.jsonl --heldout test.jsonl --json"),
     "data show": ("rlhf data show my-pairs.jsonl --rows 3", "rlhf data show my-pairs.jsonl --only unfinished"),
     "data convert": ("rlhf data convert old.csv --rename question=prompt --to new.jsonl",),
+    "reward": ("rlhf reward my_rewards:polite --data my-prompts.jsonl", "rlhf reward --recipe my-recipes/cpu-mine/v1"),
     "plan": ("rlhf plan --hw 4090 --price 0.40", "rlhf plan --hw 4090 --fit 12GB"),
     "fetch": ("rlhf fetch --hw 4090",),
     "run": (

@@ -148,7 +148,7 @@ def _call(command: Command, names: Sequence[str], values: dict[str, Any]) -> Non
 def _run_of(values: dict[str, Any]) -> tuple[NamedRun | None, dict[str, Any]]:
     """Return the run directory among a command's arguments, and its other arguments. Raises UsageError for several."""
     run, others = values.pop("run", None), dict(values)
-    for name in ("files", "more_data"):
+    for name in ("files", "more_data", "rewards"):
         if name in values:
             run, others[name] = run_among(values[name])
     return run, others

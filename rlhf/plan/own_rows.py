@@ -60,7 +60,7 @@ def read_rows(recipe: Recipe, stages: Iterable[StageName]) -> OwnRows | None:
     from rlhf.data.trainable import trainable
 
     rows = read_source(recipe, Path())
-    tokenizer = _tokenizer(recipe.tokenizer)
+    tokenizer = tokenizer_at_hand(recipe.tokenizer)
     if tokenizer is not None:
         rows, _ = trainable(rows, tokenizer, recipe.data.on_bad_row)
     corpus, _ = divide_rows(rows, recipe)
@@ -104,7 +104,7 @@ def _counter(tokenizer: "DialogueTokenizer | None") -> Callable[[list[str]], lis
     return lambda texts: [len(ids) for ids in hf(texts, add_special_tokens=False)["input_ids"]]
 
 
-def _tokenizer(settings: Tokenizer) -> "DialogueTokenizer | None":
+def tokenizer_at_hand(settings: Tokenizer) -> "DialogueTokenizer | None":
     """Return a tokenizer that is on this machine; None for one that is not, or that a run makes."""
     folder = _folder(settings)
     if folder is None:

@@ -26,7 +26,7 @@ VARIABLES = frozenset(
         "STOP_ON",
         "REPORT_TO",
     }
-    | {"FIT", "PRICE", "STAGE", "TEMPERATURE", "PORT", "PROMPT", "RESPONSE", "SUMMARY", "URL", "MODEL"}
+    | {"REWARD", "FIT", "PRICE", "STAGE", "TEMPERATURE", "PORT", "PROMPT", "RESPONSE", "SUMMARY", "URL", "MODEL"}
 )
 NOT_OF_MAKE = ("new", "compare", "results", "ratings", "convert")  # commands without a target
 SWITCHES = {
@@ -40,6 +40,7 @@ SWITCHES = {
 IMPLIED = ("--with-parents", "--if-needed")  # what a target adds of itself
 _COMMAND = re.compile(r"`rlhf ([^`]*)`")
 _OPTION = re.compile(r"(?<![\w-])(--[a-z]+(?:-[a-z]+)*)(?: (?=[A-Z]+\b|[^\s`]*[=/\d]|[^\s`]+:)([^\s`]*[^\s`;:,.)]))?")
+POSITIONAL = {"data": "DATA", "reward": "REWARD"}  # variables of a command's words without an option
 _NAMES = {"FILES...": "DATA", "RLHF_VRAM_CAP": "VRAM_CAP"}
 
 
@@ -100,7 +101,7 @@ def _line(command: str, make: str) -> str | None:
         elif word.startswith("--"):
             name, value = variable(word), "" if word in IMPLIED else next(rest, "")
         else:
-            name, value = "DATA" if words[0] == "data" else "RUN", word
+            name, value = POSITIONAL.get(words[0], "RUN"), word
         if word not in IMPLIED:
             values.setdefault(name, []).append(value)
     if not values.keys() <= VARIABLES | {"RUN"}:

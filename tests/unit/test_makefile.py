@@ -154,7 +154,8 @@ def test_a_target_takes_the_variables_whose_options_its_command_has():
     """Neither more nor fewer, but for what shapes OUT's default, the merge before `serve`, and options of AB_ARGS."""
     of_out = {"DATA", "WEIGHTS", "SEED"}
     more = {"report": of_out, "ab": of_out, "judge": of_out, "serve": {"RESUME", "STOP_ON", "REPORT_TO", "PRICE"}}
-    aside = ANYWHERE | {"VRAM_CAP", "GPU", "IMAGE", "BASE", "FLASH_ATTN", "RUN", "FILES", "AB_ARGS", "SCORE_ARGS"}
+    aside = ANYWHERE | {"VRAM_CAP", "GPU", "IMAGE", "BASE", "FLASH_ATTN"}
+    aside |= {"RUN", "FILES", "REWARD", "AB_ARGS", "SCORE_ARGS"}  # arguments without an option
     for target in [*STAGES, *cli.commands]:
         if target not in takes() or target == "run":
             continue
