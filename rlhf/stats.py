@@ -65,17 +65,45 @@ def weighted_mean(parts: Sequence[Estimate], weights: Sequence[float]) -> Estima
     return Estimate(value, value - below, value + above)
 
 
-def mean_interval(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Estimate | None:
-    """Return the mean of values with its normal interval, mean ± z·sd/√n for independent values.
+def mean_interval(
+    values: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    bounds: tuple[float, float] | None = None,
+) -> Estimate | None:
+    """Return the mean of values with its 95 % interval; `bounds` are the ends that no value can lie beyond, if any.
 
-    Values with the same entry in `clusters` may depend on each other; the interval is then cluster-robust. Returns None
+    Without bounds the interval is normal, mean ± z·sd/√n for independent values. With bounds it stays within them: it
+    is Wilson's, of the number of observations at which a share with this mean would have the variance of this mean.
+    Values with the same entry in `clusters` may depend on each other; the variance is then cluster-robust. Returns None
     for fewer than two clusters, and where nothing varies: that would be an interval without width.
     """
     variance = _variance_of_mean(values, range(len(values)) if clusters is None else clusters)
     if not variance or len(set(values)) == 1:
         return None
-    middle, half_width = fmean(values), Z95 * math.sqrt(variance)
+    middle = fmean(values)
+    if bounds is not None:
+        low, width = bounds[0], bounds[1] - bounds[0]
+        p = (middle - low) / width
+        effective = max(1.0, len(values) / (len(values) - 1) * p * (1 - p) * width**2 / variance)
+        return Estimate(middle, *(low + width * end for end in wilson(p * effective, effective)[1:]))
+    half_width = Z95 * math.sqrt(variance)
     return Estimate(middle, middle - half_width, middle + half_width)
+
+
+def share_bounds(*sides: Sequence[float]) -> tuple[float, float] | None:
+    """Return 0 and 1 if all numbers lie between them, as shares do, and None otherwise."""
+    return (0.0, 1.0) if all(0 <= number <= 1 for side in sides for number in side) else None
+
+
+def paired_difference(
+    before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable] | None = None
+) -> Estimate | None:
+    """Return the mean of after[i] − before[i], which belong to each other, with the interval of `mean_interval`.
+
+    That of two shares stays between −1 and 1.
+    """
+    bounds = (-1.0, 1.0) if share_bounds(before, after) else None
+    return mean_interval([y - x for x, y in zip(before, after, strict=True)], clusters, bounds)
 
 
 def gain_in_sd(

@@ -10,6 +10,7 @@ from rlhf.cli.options import OneOf, StrictCommand, existing_files, run_or_stage
 from rlhf.evaluation import compare
 from rlhf.evaluation.compare import COMPARED_POLICIES
 from rlhf.recipe import PolicyLabel
+from rlhf.run.evidence import IS_BETTER, IS_WORSE, NOT_KNOWN, way_to_know
 from rlhf.run.named import NamedRun
 from rlhf.terminal import harmless, screen, wording
 from rlhf.terminal.tables import rows_table
@@ -72,9 +73,14 @@ def _show(comparison: compare.PolicyComparison) -> None:
     for row in comparison.rows:
         interval = f"{row.interval[0]:+.4g} to {row.interval[1]:+.4g}" if row.interval else ""
         difference = f"{row.difference:+.4g}" if row.difference is not None else ""
-        rows.append((row.name, wording.number(row.a), wording.number(row.b), difference, interval))
+        verdict = f"B {row.verdict}" if row.verdict in (IS_BETTER, IS_WORSE) else row.verdict or ""
+        rows.append((row.name, wording.number(row.a), wording.number(row.b), difference, interval, verdict))
     title = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.prompts} held-out prompts"
-    rows_table(harmless(title), ("", "A", "B", "B − A", "95 %"), rows, numbers=True)
+    rows_table(harmless(title), ("", "A", "B", "B − A", "95 %", ""), rows, numbers=True)
+    for row in comparison.rows[:1]:
+        if row.verdict == NOT_KNOWN and row.difference:
+            way = way_to_know(row.difference, row.interval, comparison.prompts)
+            screen.OUT.print(f"{row.name}: {NOT_KNOWN} which is better; {way}")
     keys = comparison.settings_that_differ
     more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
     message = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"

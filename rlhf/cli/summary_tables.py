@@ -10,9 +10,11 @@ from rlhf.recipe import EVALUATE, REWARD_MODELS, STAGE_TABLE, published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
 from rlhf.recipe.stages import OF_REWARD_MODELS
+from rlhf.run.evidence import HELDOUT_PROMPTS, gains_over_start, of_prompts
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
-from rlhf.terminal import screen
+from rlhf.terminal import screen, wording
+from rlhf.terminal.make_words import in_make_words
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import estimate, number, without_ends
 
@@ -34,9 +36,9 @@ def summary_table(summary: Summary) -> None:
         table.add_row(figure.title, figure.text(in_full=True), number(target.measured), outcome)
     listed = {key for target in summary.targets for key in (target.name, target.metric)}
     is_evaluation = summary.stage == EVALUATE  # policies and reward model have tables of their own
-    for name, value in summary.metrics.items():
-        if name not in listed and not is_evaluation:
-            table.add_row(Text(_words(name)) + _better(name), "", number(value), "")
+    for name in () if is_evaluation else without_ends(summary.metrics):
+        if name not in listed:
+            table.add_row(Text(_words(name)) + _better(name), "", estimate(summary.metrics, name, "\n") or "-", "")
     speed = summary.tokens_per_second
     table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s", "")
     table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
@@ -46,6 +48,10 @@ def summary_table(summary: Summary) -> None:
     screen.OUT.print(table)
     if is_evaluation:
         _side_by_side(summary.metrics)
+    for gain in gains_over_start({summary.stage: summary}):
+        style = {"good": "green", "bad": "red"}.get(gain.kind, "")
+        text = f"{gain.title}: {gain.name} {wording.number(gain.start)} → {wording.number(gain.end)}, {gain.in_words()}"
+        screen.OUT.print(in_make_words(text), style=style)
     if summary.findings:
         screen.OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)")
 
@@ -80,12 +86,14 @@ def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     Those of reward models get a table of their own. Brackets are 95 % intervals.
     """
     columns = list(dict.fromkeys(name.partition("/")[0] for name in metrics))
-    every = dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith(OF_REWARD_MODELS))
-    measures = without_ends(every)
     models = [column for column in columns if column in REWARD_MODELS]
     policies = [column for column in columns if column not in models]
+    prompts = next((int(n) for policy in policies if (n := metrics.get(f"{policy}/{HELDOUT_PROMPTS}"))), None)
+    every = dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith(OF_REWARD_MODELS))
+    measures = [name for name in without_ends(every) if name != HELDOUT_PROMPTS]
     rows = [(_words(name), *(estimate(metrics, f"{policy}/{name}", "\n") for policy in policies)) for name in measures]
-    title = "on held-out prompts" + (" (brackets: 95 %)" if len(measures) < len(every) else "")
+    title = of_prompts(prompts).strip() or "on held-out prompts"
+    title += " (brackets: 95 %)" if len(without_ends(every)) < len(every) else ""
     rows_table(title, ("", *policies), rows, numbers=True)
     if models:
         of_models = dict.fromkeys(name.partition("/")[2] for name in metrics if name.startswith(OF_REWARD_MODELS))

@@ -19,6 +19,7 @@ from rlhf import stats
 from rlhf.errors import UserError
 from rlhf.recipe import EVALUATE, POLICIES, RM, SFT, PolicyLabel
 from rlhf.run import reader
+from rlhf.run.evidence import Word, verdict
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
 from rlhf.run.layout import MANIFEST, SAMPLES
 from rlhf.run.outcomes import Answer, Details, SampleLine
@@ -43,13 +44,21 @@ class PolicyEvaluation(NamedTuple):
 
 
 class FigureRow(NamedTuple):
-    """A figure of both runs, with the difference B − A and its interval if the two can be compared."""
+    """A figure of both runs, with the difference B − A and its interval if the two can be compared.
+
+    `verdict` is on figures of which more is better, and None for others.
+    """
 
     name: str
     a: float | None
     b: float | None
     difference: float | None = None
     interval: tuple[float, float] | None = None
+    verdict: Word | None = None
+
+    def judged(self) -> "FigureRow":
+        """Return the figure with the verdict that its interval allows."""
+        return self._replace(verdict=verdict(self.interval))
 
 
 class PolicyComparison(NamedTuple):
@@ -224,10 +233,10 @@ def _paired(
     row = FigureRow(key, fmean(means[0]), fmean(means[1]))
     if not comparable:
         return [row]
-    gain = stats.mean_interval([y - x for x, y in zip(*means, strict=True)])
+    gain = stats.paired_difference(*means)
     row = row._replace(
         difference=fmean(means[1]) - fmean(means[0]), interval=None if gain is None else _scaled_interval(gain)
-    )
+    ).judged()
     if all(value in (0, 1) for side in sides for values in side for value in values):
         return [row]
     won = [
@@ -238,7 +247,7 @@ def _paired(
     wins = FigureRow(
         f"win_rate_by_{key}", 1 - rate.value, rate.value, 2 * rate.value - 1, _scaled_interval(rate, 2, -1)
     )
-    return [row, wins]
+    return [row, wins.judged()]
 
 
 def _scaled_interval(estimate: stats.Estimate, factor: float = 1.0, offset: float = 0.0) -> tuple[float, float]:
@@ -272,8 +281,7 @@ def _accuracy_interval(a: PolicyEvaluation, b: PolicyEvaluation) -> tuple[float,
     if not same_pairs or (a.own_reward_model is not None and a.own_reward_model == b.own_reward_model):
         return None
     right_a, right_b = (stats.outcomes([pair.margin for pair in pairs]) for pairs in (pairs_a, pairs_b))
-    differences = [y - x for x, y in zip(right_a, right_b, strict=True)]
-    interval = stats.mean_interval(differences, [pair.prompt for pair in pairs_a])
+    interval = stats.paired_difference(right_a, right_b, [pair.prompt for pair in pairs_a])
     return None if interval is None else _scaled_interval(interval)
 
 

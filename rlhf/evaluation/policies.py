@@ -21,6 +21,7 @@ from rlhf.process import distributed
 from rlhf.recipe import SFT, Evaluate, PolicyStart, Role, StageName
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
+from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.stats import (
     Estimate,
     clustered_share,
@@ -29,6 +30,8 @@ from rlhf.stats import (
     length_controlled_win_rate,
     mean_interval,
     outcomes,
+    paired_difference,
+    share_bounds,
 )
 from rlhf.terminal.progress import working
 
@@ -62,6 +65,11 @@ class PolicySamples:
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
     other_ends: dict[str, float] = field(default_factory=dict)  # as `Rollout.other_end_rate`
     second_scores: Tensor | None = None  # raw, of the second reward model
+
+    @property
+    def prompts(self) -> int:
+        """Return the number of prompts."""
+        return len(self.texts) // self.samples_per_prompt
 
     @property
     def prompt_indices(self) -> list[int]:
@@ -199,6 +207,12 @@ def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyS
     return metrics
 
 
+def gains_with_intervals(before: PolicySamples, after: PolicySamples, start: PolicyStart) -> dict[str, float]:
+    """Return `gains_over_start` with their `interval_ends`, and the number of prompts that they are of."""
+    counted = {HELDOUT_PROMPTS: after.prompts}
+    return gains_over_start(before, after, start) | interval_ends(before, after, start) | counted
+
+
 def _judgements(before: PolicySamples, after: PolicySamples) -> list[tuple[str, Tensor, Tensor]]:
     """Return each judgement that both sides have, by the name of its metrics: the numbers before and after."""
     new = after.judgements
@@ -280,12 +294,10 @@ def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStar
     other. A metric is left out if its interval cannot be estimated.
     """
     prompts = after.prompt_indices
-    estimates = {
-        f"reward_{name}": _mean_reward(*_with_verdict(numbers, prompts)) for name, numbers in after.rewards.items()
-    }
+    estimates = {f"reward_{name}": _mean_reward(numbers, prompts) for name, numbers in after.rewards.items()}
     if before is not after:
         for name, numbers in after.rewards.items():
-            estimates[f"reward_{name}_gain"] = mean_interval(*_with_verdict(numbers - before.rewards[name], prompts))
+            estimates[f"reward_{name}_gain"] = _reward_gain(before.rewards[name], numbers, prompts)
         for name, old, new in _judgements(before, after):
             estimates[f"{name}_gain_sd"] = gain_in_sd(old.tolist(), new.tolist(), prompts)
         if before.scores is not None and after.scores is not None:
@@ -309,17 +321,26 @@ def _mean_verdict(numbers: Tensor) -> float:
     return masked_mean(numbers, ~numbers.isnan()).item()
 
 
-def _with_verdict(numbers: Tensor, prompts: Sequence[int]) -> tuple[list[float], list[int]]:
-    """Return the rewards that are not NaN, and the prompts of their responses."""
-    kept = [(number, prompt) for number, prompt in zip(numbers.tolist(), prompts, strict=True) if number == number]
-    return [number for number, _ in kept], [prompt for _, prompt in kept]
+def _with_verdict(prompts: Sequence[int], *sides: Tensor) -> tuple[list[int], list[list[float]]]:
+    """Return the prompts of the responses with a reward, not NaN, on each side, and each side's rewards of these."""
+    kept = ~torch.stack([side.isnan() for side in sides]).any(0)
+    return [prompt for prompt, judged in zip(prompts, kept.tolist(), strict=True) if judged], [
+        side[kept].tolist() for side in sides
+    ]
 
 
-def _mean_reward(rewards: Sequence[float], prompts: Sequence[int]) -> Estimate | None:
+def _mean_reward(numbers: Tensor, prompts: Sequence[int]) -> Estimate | None:
     """Return the mean of rewards with its interval; rewards that are all 0 or 1 are a share of right answers."""
-    if not rewards:
-        return None
-    return clustered_share(rewards, prompts) if set(rewards) <= {0.0, 1.0} else mean_interval(rewards, prompts)
+    judged, (rewards,) = _with_verdict(prompts, numbers)
+    if rewards and set(rewards) <= {0.0, 1.0}:
+        return clustered_share(rewards, judged)
+    return mean_interval(rewards, judged, share_bounds(rewards)) if rewards else None
+
+
+def _reward_gain(before: Tensor, after: Tensor, prompts: Sequence[int]) -> Estimate | None:
+    """Return the mean gain of a reward, with its interval, over the responses that have it before and after."""
+    judged, (old, new) = _with_verdict(prompts, before, after)
+    return paired_difference(old, new, judged)
 
 
 def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:

@@ -25,6 +25,7 @@ BETTER: Final = "better"  # than a published figure
 EXPLAINED: Final = "explained"  # worse than published, and by no more than the recipe says and explains
 MISSED: Final = "missed"
 NOT_COMPARED: Final = "not compared"  # not measured, or with nothing here that could be compared
+NOT_MEASURED: Final = "not measured"
 GOOD = (MET, BETTER)
 
 EXPLAINED_UP_TO = 1.1  # times what a figure expects
@@ -212,7 +213,7 @@ def verdict_of(figure: Figure, value: float | None, ends: tuple[float, float] | 
     if figure.not_comparable is not None:
         return Verdict(NOT_COMPARED, figure.not_comparable)
     if value is None or not math.isfinite(value):
-        return Verdict(NOT_COMPARED, why_not_measured(figure.metric or "") or "not measured")
+        return Verdict(NOT_COMPARED, why_not_measured(figure.metric or "") or NOT_MEASURED)
     low, high = figure.accepted
     least, most = ends or (value, value)
     below, above = low is not None and most < low, high is not None and least > high
@@ -264,7 +265,21 @@ def best(words: Iterable[VerdictWord]) -> VerdictWord | None:
 
 
 def count(verdicts: Iterable[Verdict], noun: str = "") -> str:
-    """Return verdicts in words: "2 of 3 met", "2 of 3 targets met", "2 of 3 met, 1 of 3 better"."""
-    words = [verdict.word for verdict in verdicts]
+    """Return verdicts in words: "2 of 3 met", "2 of 3 targets met", "2 of 3 met, 1 of 3 better".
+
+    What was not compared is no part of a whole: "6 met, 1 not measured". 6 of 7 would sound like a figure missed.
+    """
+    every = list(verdicts)
+    judged = [verdict for verdict in every if verdict.word != NOT_COMPARED] or every
+    words = [verdict.word for verdict in judged]
     kinds: Iterable[VerdictWord] = [MET] if MISSED in words and {*words} <= {MET, MISSED} else dict.fromkeys(words)
-    return ", ".join(" ".join(f"{words.count(kind)} of {len(words)} {noun} {kind}".split()) for kind in kinds)
+    whole = "" if judged != every and len({*words}) == 1 else f"of {len(words)}"
+    texts = (f"{words.count(kind)} {whole} {noun} {kind}" for kind in kinds)
+    return ", ".join(" ".join(text.split()) for text in texts) + (not_judged(every) if judged is not every else "")
+
+
+def not_judged(verdicts: Iterable[Verdict]) -> str:
+    """Return what follows a count of judged figures: `, 1 not measured`; "" where every figure was judged."""
+    details = [verdict.detail for verdict in verdicts if verdict.word == NOT_COMPARED]
+    word = NOT_MEASURED if {*details} == {NOT_MEASURED} else NOT_COMPARED
+    return f", {len(details)} {word}" if details else ""

@@ -8,9 +8,9 @@ from rlhf.errors import UserError
 from rlhf.recipe import EVALUATE, GROUPS, MERGE, POLICIES, STAGE_TABLE, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
-from rlhf.report.gain import Gain, gains_over_start, origin_of
-from rlhf.report.parts import STAGE_TITLES, START_IN_WORDS, Charts, Section
+from rlhf.report.parts import STAGE_TITLES, Charts, Section
 from rlhf.report.runs import RunRecords, check_evaluation
+from rlhf.run.evidence import IS_WORSE, NOT_KNOWN, START_IN_WORDS, Gain, gains_over_start, origin_of
 from rlhf.run.finished import totals
 from rlhf.run.records import Manifest, Summary
 from rlhf.terminal import counted, wording
@@ -41,12 +41,11 @@ def outcome(
     """Return the outcome in a sentence, and its kind: good, bad or neither ("").
 
     A policy that is worse than its start, SFT or the base, is bad whatever the targets say. Without targets the outcome
-    is good if every measured policy is better. `unreadable` are the stages whose summary.json cannot be read, `gained`
-    the gains of the policies.
+    is good if every measured policy is better. Both need an interval, by `rlhf.run.evidence`. `unreadable` are the
+    stages whose summary.json cannot be read, `gained` the gains of the policies.
     """
     judged, kind = _judgement(verdicts_of(summaries, price))
-    worse = [STAGE_TITLES[gain.stage] for gain in gained if gain.kind == "bad"]
-    start = " or ".join(dict.fromkeys(START_IN_WORDS[gain.origin] for gain in gained if gain.kind == "bad"))
+    worse, unknown = ([gain for gain in gained if gain.verdict == word] for word in (IS_WORSE, NOT_KNOWN))
     if worse:
         kind = "bad"
     elif not judged and gained and all(gain.kind == "good" for gain in gained):
@@ -64,9 +63,21 @@ def outcome(
     if not sentences:
         finished = ", ".join(STAGE_TITLES[stage] for stage in summaries)
         sentences.append(f"Finished: {finished}." if finished else "Nothing has finished yet.")
+    if unknown:
+        sentences.insert(0, f"Not known yet: whether {_compared(unknown)} better than {_starts(unknown)}.")
     if worse:
-        sentences.insert(0, f"{' and '.join(worse)} {'is' if len(worse) == 1 else 'are'} worse than {start}.")
+        sentences.insert(0, f"{_compared(worse)} worse than {_starts(worse)}.")
     return " ".join(sentences), kind
+
+
+def _compared(gained: Sequence[Gain]) -> str:
+    """Return the policies of gains with their verb: `PPO is`, `PPO and DPO are`."""
+    return f"{' and '.join(STAGE_TITLES[gain.stage] for gain in gained)} {'is' if len(gained) == 1 else 'are'}"
+
+
+def _starts(gained: Sequence[Gain]) -> str:
+    """Return where the policies of gains started."""
+    return " or ".join(dict.fromkeys(START_IN_WORDS[gain.origin] for gain in gained))
 
 
 def _judgement(verdicts: Sequence[tuple[str, str, Verdict]]) -> tuple[str, str]:
@@ -78,7 +89,9 @@ def _judgement(verdicts: Sequence[tuple[str, str, Verdict]]) -> tuple[str, str]:
     bad = [f"{STAGE_TITLES.get(stage, stage)}, {title}" for stage, title, v in judged if v.word == published.MISSED]
     missed = f"; missed: {'; '.join(bad[:3])}" if bad else ""
     remaining = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return f"{good} of {len(judged)} targets met{missed}{remaining}.", "bad" if bad else "good"
+    unmeasured = published.not_judged(verdict for *_, verdict in verdicts if verdict.detail == published.NOT_MEASURED)
+    met = f"{counted(good, 'target')} met" if unmeasured and not bad else f"{good} of {len(judged)} targets met"
+    return f"{met}{unmeasured}{missed}{remaining}.", "bad" if bad else "good"
 
 
 def gains(summaries: Summaries) -> str:
@@ -199,13 +212,8 @@ def sections_of_overview(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
 
 def _change(gain: Gain) -> Change:
     """Return a gain as the page shows it."""
-    if gain.low is None or gain.high is None:
-        interval = "no interval without an evaluation"
-    else:
-        interval = f"95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
     metric = f"{gain.name}, {START_IN_WORDS[gain.origin]} → {STAGE_TITLES[gain.stage]}"
-    in_words = f"{gain.value:+.2f}{gain.unit and ' '}{gain.unit} ({interval})"
-    return Change(metric, f"{gain.start:.2f}", f"{gain.end:.2f}", in_words, gain.kind)
+    return Change(metric, f"{gain.start:.2f}", f"{gain.end:.2f}", gain.in_words(), gain.kind)
 
 
 def _duration(seconds: float) -> str:

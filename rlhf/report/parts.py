@@ -7,15 +7,12 @@ from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.rating.pairs import turns
-from rlhf.recipe import SFT, STAGE_TABLE, PolicyStart
+from rlhf.recipe import STAGE_TABLE
 
 Trace = dict[str, Any]  # a curve, bars or axes of a chart: plotly's keys, values of any type
 MARKED = 20  # points of a line up to which each is marked: one point has no line, and few ones look like more
 LINE_COLOURS = ("#2f7ed8", "#d9822b", "#2e9d5b", "#b24fb5", "#7a8794", "#c23b3b", "#19a3a3", "#8c6d31")
 STAGE_TITLES: dict[str, str] = {stage: row.title for stage, row in STAGE_TABLE.items()}
-
-
-START_IN_WORDS: dict[PolicyStart, str] = {SFT: "SFT", "base": "the base"}
 
 
 class Cell(NamedTuple):

@@ -10,11 +10,9 @@ from typing import NamedTuple
 from rlhf import recipe as recipes
 from rlhf.plan import prediction_file as pins
 from rlhf.recipe import ONLINE, SFT, STAGE_TABLE, StageName, default_root
-from rlhf.report.gain import origin_of
 from rlhf.report.parts import (
     LINE_COLOURS,
     STAGE_TITLES,
-    START_IN_WORDS,
     Chart,
     Charts,
     Section,
@@ -27,6 +25,7 @@ from rlhf.report.parts import (
 )
 from rlhf.report.runs import RunRecords, metrics, suffix
 from rlhf.run import reader, records
+from rlhf.run.evidence import START_IN_WORDS, origin_of
 from rlhf.run.layout import TELEMETRY
 from rlhf.run.records import MetricsLine
 

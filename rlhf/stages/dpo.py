@@ -15,7 +15,7 @@ from trl import DPOConfig, DPOTrainer
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
-from rlhf.evaluation.policies import gains_over_start, sample_of
+from rlhf.evaluation.policies import gains_with_intervals, sample_of
 from rlhf.evaluation.reward_model import accuracy
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_tokenizer
@@ -55,7 +55,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         with working("dpo: scoring held-out pairs"):
             preferred = preference_accuracy(shared, tokenizer, pairs.heldout, 2 * options.per_device_train_batch_size)
     counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
-    metrics = gains_over_start(before, after, recipe.start) | counts | best_step_metric(run)
+    metrics = gains_with_intervals(before, after, recipe.start) | counts | best_step_metric(run)
     sample = sample_of(tokenizer, prompts, before, after, "dpo", recipe.start)
     return Result(metrics, telemetry.costs(), sample)
 

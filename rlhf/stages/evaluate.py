@@ -48,6 +48,7 @@ from rlhf.recipe import (
 )
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
+from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.outcomes import RewardModelFigures
 from rlhf.stages.corpus import load_corpus
 from rlhf.stages.online.reward_call import RewardFunction
@@ -154,7 +155,8 @@ class _HeldoutPairs:
         metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
         margins = (chosen - rejected).tolist()
         accuracy = clustered_share(outcomes(margins), [pair.prompt for pair in self.pairs])
-        return metrics | {"accuracy_low": accuracy.low, "accuracy_high": accuracy.high}, curves, margins
+        ends = {"accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
+        return metrics | ends | {"heldout_pairs": len(margins)}, curves, margins
 
 
 def _measure_policies(
@@ -264,7 +266,7 @@ def _policy_metrics(
             values["perplexity"] = perplexities[name]
         values |= further_metrics(before, policy, values, start)
         values |= of_several_samples(policy if name == "base" else before, policy)  # best-of-n is beside what learned
-        values |= interval_ends(before, policy, start)
+        values |= interval_ends(before, policy, start) | {HELDOUT_PROMPTS: policy.prompts}
         with telemetry.phase("references"):
             values |= overlap.metrics(policy.texts)
         metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key, start)}

@@ -16,7 +16,7 @@ from trl import KTOConfig, KTOTrainer
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
-from rlhf.evaluation.policies import gains_over_start, sample_of
+from rlhf.evaluation.policies import gains_with_intervals, sample_of
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.losses import kto_loss
@@ -65,7 +65,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         before, after, _ = measure_against_start(run, tokenizer, prompts, device)
     good = sum(judged.good for judged in training)
     counts = {"train_good": good, "train_bad": len(training) - good, **cuts}
-    metrics = gains_over_start(before, after, recipe.start) | telling | counts | best_step_metric(run)
+    metrics = gains_with_intervals(before, after, recipe.start) | telling | counts | best_step_metric(run)
     return Result(metrics, telemetry.costs(), sample_of(tokenizer, prompts, before, after, run.stage, recipe.start))
 
 

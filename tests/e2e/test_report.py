@@ -20,7 +20,7 @@ from rlhf.files import write_json
 from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import ONLINE, STAGE_TABLE, StageName, published
-from rlhf.report import RunRecords, gain, overview, tables, training
+from rlhf.report import RunRecords, overview, tables, training
 from rlhf.report.evaluation import (
     OPEN,
     Samples,
@@ -32,7 +32,7 @@ from rlhf.report.evaluation import (
 from rlhf.report.page import render
 from rlhf.report.parts import Charts, Section, Table, Turn
 from rlhf.report.runs import metrics
-from rlhf.run import records
+from rlhf.run import evidence, records
 from rlhf.run.records import Manifest, Summary
 from rlhf.terminal.wording import number
 from tests.browser import chromium as chromium
@@ -667,15 +667,19 @@ def test_the_headline_says_what_was_reached_and_what_was_not():
     assert overview.outcome({}, without_figures) == ("Finished: SFT, reward model.", "")
 
 
-def gains_of(**metrics: dict[str, float]) -> list[gain.Gain]:
+def gains_of(**metrics: dict[str, float]) -> list[evidence.Gain]:
     """The gains of stages with these metrics."""
-    return gain.gains_over_start({stage: summary_of(stage=stage, metrics=values) for stage, values in metrics.items()})
+    return evidence.gains_over_start(
+        {stage: summary_of(stage=stage, metrics=values) for stage, values in metrics.items()}
+    )
 
 
-WORSE = {"score_sft": 0.5, "score": 0.1, "score_gain_sd": -0.39}
+UNSURE = {"score_sft": 0.5, "score": 0.1, "score_gain_sd": -0.39}
+WORSE = UNSURE | {"score_gain_sd_low": -0.6, "score_gain_sd_high": -0.2}
+IS_BETTER = UNSURE | {"score_gain_sd": 0.39, "score_gain_sd_low": 0.2, "score_gain_sd_high": 0.6}
 
 
-def test_the_headline_says_that_a_policy_is_worse_than_its_start():
+def test_the_headline_says_that_a_policy_is_worse_than_its_start_where_an_interval_does():
     summaries = {"sft": summary_of(), "ppo": summary_of(stage="ppo", metrics=WORSE)}
     assert overview.outcome({}, summaries, gained=gains_of(ppo=WORSE)) == (
         "PPO is worse than SFT. Finished: SFT, PPO.",
@@ -684,16 +688,26 @@ def test_the_headline_says_that_a_policy_is_worse_than_its_start():
     met = {"ppo": finished("ppo", 0.7)}
     both = overview.outcome({}, met, gained=gains_of(ppo=WORSE, dpo=WORSE))
     assert both == ("PPO and DPO are worse than SFT. 1 of 1 targets met.", "bad")
-    better = WORSE | {"score_gain_sd": 0.39}
-    assert overview.outcome({}, summaries, gained=gains_of(ppo=better)) == ("Finished: SFT, PPO.", "good")
-    mixed = gains_of(ppo=better, dpo=WORSE | {"score_gain_sd": -0.004})
-    assert overview.outcome({}, summaries, gained=mixed) == ("Finished: SFT, PPO.", ""), "no difference of two digits"
+    assert overview.outcome({}, summaries, gained=gains_of(ppo=IS_BETTER)) == ("Finished: SFT, PPO.", "good")
+    unknown = "Not known yet: whether DPO is better than SFT. Finished: SFT, PPO."
+    for unsure in (UNSURE, UNSURE | {"score_gain_sd": 0.39}, WORSE | {"score_gain_sd_high": 0.2}):
+        assert overview.outcome({}, summaries, gained=gains_of(ppo=IS_BETTER, dpo=unsure)) == (unknown, "")
     unfinished = dict.fromkeys(("sft", "ppo", "rm"), MANIFEST)
-    assert overview.outcome(unfinished, summaries, gained=gains_of(ppo=better))[1] == ""
+    assert overview.outcome(unfinished, summaries, gained=gains_of(ppo=IS_BETTER))[1] == ""
+
+
+def test_what_was_not_measured_is_no_part_of_the_targets_that_were_met():
+    """`6 of 6` would hide the seventh, and `6 of 7` call it missed."""
+    figure = published.Figure(name="perplexity", stage="sft", metric="p", range=(None, 2), unit="", source="ours")
+    unmeasured = summary_of(stage="sft", targets=[records.compared(figure, None)])
+    met = finished("ppo", 0.7)
+    assert overview.outcome({}, {"sft": unmeasured, "ppo": met})[0] == "1 target met, 1 not measured."
+    missed = overview.outcome({}, {"sft": unmeasured, "ppo": finished("ppo", 0.5)})[0]
+    assert missed == "0 of 1 targets met, 1 not measured; missed: PPO, gain."
 
 
 def test_the_main_gain_is_the_truth_and_that_of_the_evaluation_has_an_interval():
-    (own,) = gains_of(ppo=WORSE | {"true_reward_sft": 0.6, "true_reward": 2.3, "true_reward_gain_sd": 1.25})
+    (own,) = gains_of(ppo=UNSURE | {"true_reward_sft": 0.6, "true_reward": 2.3, "true_reward_gain_sd": 1.25})
     assert (own.name, own.start, own.end, own.value, own.low, own.unit) == (
         "true reward",
         0.6,
@@ -703,8 +717,8 @@ def test_the_main_gain_is_the_truth_and_that_of_the_evaluation_has_an_interval()
         "standard deviations",
     )
     functions = {"reward_right_sft": 0.25, "reward_right": 0.5, "reward_right_gain": 0.25}
-    (right,) = gains_of(grpo=WORSE | functions)
-    assert (right.stage, right.name, right.value, right.unit, right.kind) == ("grpo", "right", 0.25, "", "good")
+    (right,) = gains_of(grpo=UNSURE | functions)
+    assert (right.stage, right.name, right.value, right.unit, right.kind) == ("grpo", "right", 0.25, "", "")
     evaluated = {"sft/score": 0.4, "ppo/score": 0.3, "ppo/score_gain_sd": -0.2}
     for low, high, kind in ((-0.3, -0.1, "bad"), (-0.3, 0.1, ""), (0.1, 0.3, "good")):
         ends = {"ppo/score_gain_sd_low": low, "ppo/score_gain_sd_high": high}
@@ -730,13 +744,15 @@ def test_before_and_after_stand_large_at_the_top(tmp_path):
         (section,) = overview.sections_of_overview([run], Charts())
         return render("overview.html", section=section)
 
-    alone = top(ppo=WORSE)
-    assert '<div class="large bad">0.50 → 0.10</div>' in alone and "score, SFT → PPO" in alone
-    assert "-0.39 standard deviations (no interval without an evaluation)" in alone
+    alone = top(ppo=UNSURE)
+    assert '<div class="large ">0.50 → 0.10</div>' in alone and "score, SFT → PPO" in alone
+    assert "-0.39 standard deviations: not known yet; `rlhf run evaluate` measures an interval" in alone
+    assert '<div class="large bad">0.50 → 0.10</div>' in top(ppo=WORSE)
     ends = {"ppo/score_gain_sd": 0.2, "ppo/score_gain_sd_low": 0.05, "ppo/score_gain_sd_high": 0.31}
-    evaluated = top(ppo=WORSE, evaluate={"sft/score": 0.4, "ppo/score": 0.6} | ends)
+    several = ends | {"ppo/heldout_prompts": 40}
+    evaluated = top(ppo=UNSURE, evaluate={"sft/score": 0.4, "ppo/score": 0.6} | several)
     assert '<div class="large good">0.40 → 0.60</div>' in evaluated
-    assert "+0.20 standard deviations (95 % interval +0.05 to +0.31)" in evaluated
+    assert "+0.20 standard deviations (95 %: +0.05 to +0.31) on 40 held-out prompts: better" in evaluated
     assert '"large' not in top(sft={"loss": 1.0})
 
 

@@ -249,7 +249,7 @@ def test_the_ends_of_intervals_are_those_of_the_statistics():
     prompts = [0, 0, 1, 1]
     expected = {
         "reward_right": stats.clustered_share([1.0] * 4, prompts),
-        "reward_right_gain": stats.mean_interval([1.0, 0.0, 1.0, 1.0], prompts),
+        "reward_right_gain": stats.mean_interval([1.0, 0.0, 1.0, 1.0], prompts, (-1.0, 1.0)),
         "reward_length": stats.mean_interval([2.0, 2.0, 5.0, 4.0], prompts),
         "reward_length_gain": stats.mean_interval([1.0, 0.0, 2.0, 0.0], prompts),
         "score_gain_sd": stats.gain_in_sd([-2.0, 0.0, 2.0, 4.0], [8.0, 0.0, 1.0, 5.0], prompts),

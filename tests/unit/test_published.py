@@ -567,6 +567,13 @@ def test_verdicts_are_counted_in_words():
     verdicts = [published.Verdict(word) for word in words]
     assert published.count(verdicts) == "2 of 4 met, 1 of 4 better, 1 of 4 missed"
     assert published.count(verdicts[2:], "targets") == "1 of 2 targets met"
+    unmeasured = published.Verdict("not compared", "not measured")
+    met = [published.Verdict("met")] * 6
+    assert published.count([*met, unmeasured], "targets") == "6 targets met, 1 not measured"
+    assert published.count([*met, published.Verdict("missed"), unmeasured]) == "6 of 7 met, 1 not measured"
+    other = published.Verdict("not compared", "needs a price")
+    assert published.count([*met, unmeasured, other]) == "6 met, 2 not compared"
+    assert published.count([unmeasured] * 2) == "2 of 2 not compared"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,37 @@ from rlhf import stats
 from tests.helpers import not_none
 
 
+@pytest.mark.parametrize(
+    ("draw", "mean", "bounds"),
+    [
+        (lambda rng: float(rng.random() < 0.1), 0.1, (0.0, 1.0)),
+        (lambda rng: rng.random() ** 8, 1 / 9, (0.0, 1.0)),
+        (lambda rng: float(rng.random() < 0.9) - (rng.random() < 0.1), 0.8, (-1.0, 1.0)),
+    ],
+)
+def test_an_interval_of_shares_stays_within_their_bounds_and_holds_the_mean(draw, mean, bounds):
+    """Rare right answers, small fractions, and differences of right answers, 30 prompts at a time."""
+    rng, held = random.Random(0), []
+    for _ in range(2000):
+        estimate = stats.mean_interval([draw(rng) for _ in range(30)], None, bounds)
+        if estimate is not None:
+            assert bounds[0] <= estimate.low <= estimate.value <= estimate.high <= bounds[1]
+            held.append(estimate.low <= mean <= estimate.high)
+    assert sum(held) / len(held) > 0.92
+    normal = stats.mean_interval([0.0] * 29 + [1.0])
+    assert not_none(normal).low < 0 < not_none(stats.paired_difference([0.0] * 30, [0.0] * 29 + [1.0])).value
+    assert not_none(stats.paired_difference([0.0] * 30, [0.0] * 29 + [3.0])).low < 0, "no share"
+
+
+def test_with_bounds_the_interval_of_right_answers_is_that_of_their_share():
+    values = [1.0, 0.0, 1.0, 1.0, 0.0]
+    assert not_none(stats.mean_interval(values, None, (0, 1))) == pytest.approx(stats.wilson(3, 5))
+    doubled = [value for value in values for _ in range(2)]
+    clusters = [i // 2 for i in range(10)]
+    of_shares = stats.clustered_share(doubled, clusters)
+    assert not_none(stats.mean_interval(doubled, clusters, (0, 1))) == pytest.approx(of_shares)
+
+
 def test_wilson_interval_of_a_textbook_share():
     assert stats.wilson(5, 10) == pytest.approx((0.5, 0.2366, 0.7634), abs=1e-4)
     assert stats.wilson(0, 10) == pytest.approx((0, 0, 0.2775), abs=1e-4)

@@ -11,7 +11,7 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
 from rlhf.data.tokenize import DialogueTokenizer
-from rlhf.evaluation.policies import PolicySamples, gains_over_start, measure, sample_of
+from rlhf.evaluation.policies import PolicySamples, gains_with_intervals, measure, sample_of
 from rlhf.evaluation.reward_model import add_reward_models
 from rlhf.files import remove
 from rlhf.models.adapters import lora_config, save_adapter
@@ -247,7 +247,7 @@ class Session:
         self._policy_samples = self.evaluate("policy")
         rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self._policy_samples.texts, strict=False)
         self.run.logs.samples(done, [{"prompt": self.tokenizer.prompt_text(p), "response": text} for p, text in rows])
-        gains = gains_over_start(self._reference_samples, self._policy_samples, self.recipe.start)
+        gains = gains_with_intervals(self._reference_samples, self._policy_samples, self.recipe.start)
         return {f"eval/{name}": value for name, value in gains.items()}
 
     def finish(self, state: TrainState) -> Result:
@@ -265,7 +265,7 @@ class Session:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
-        metrics = gains_over_start(before, after, self.recipe.start)
+        metrics = gains_with_intervals(before, after, self.recipe.start)
         metrics |= {"best_step": math.nan if best is None else best}
         metrics |= total_figures(self.reward_sum.called) if self.reward_sum else {}
         sample = sample_of(self.tokenizer, test, before, after, run.stage, self.recipe.start)

@@ -1,0 +1,165 @@
+"""What figures of held-out prompts prove: the gain of a policy over its start, and the verdict on a difference.
+
+Tables, reports, comparisons and live checks take their verdicts from here. A difference is better or worse only where
+its 95 % interval excludes zero; without an interval nothing is known yet, whatever its sign.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
+
+from rlhf.recipe import EVALUATE, POLICIES, SFT, STAGE_TABLE, PolicyStart, StageName
+from rlhf.run.records import Summary
+from rlhf.stats import Z95
+from rlhf.terminal import counted
+
+Metrics = Mapping[str, float | None]
+Word = Literal["better", "worse", "no difference", "not known yet"]
+Ends = tuple[float, float]  # of a 95 % interval
+
+IS_BETTER: Final = "better"
+IS_WORSE: Final = "worse"
+NO_DIFFERENCE: Final = "no difference"
+NOT_KNOWN: Final = "not known yet"
+HELDOUT_PROMPTS: Final = "heldout_prompts"  # metric: the number of prompts that a policy's figures are of
+START_IN_WORDS: dict[PolicyStart, str] = {SFT: "SFT", "base": "the base"}
+SD = "standard deviations"
+NEGLIGIBLE_SD = 0.1  # standard deviations; Cohen calls twice that small
+DETECTED = Z95 + 0.8416  # standard errors from zero at which an interval excludes it in four of five repetitions
+
+
+def verdict(interval: Ends | None, negligible: float = 0.0) -> Word:
+    """Return what the interval of a difference says, where more is better.
+
+    A difference of up to `negligible`, in its own unit, is none: an interval within it says so.
+    """
+    if interval is None:
+        return NOT_KNOWN
+    low, high = interval
+    if low > 0 or high < 0:
+        return IS_BETTER if low > 0 else IS_WORSE
+    return NO_DIFFERENCE if negligible and -negligible <= low and high <= negligible else NOT_KNOWN
+
+
+def prompts_that_tell(value: float, interval: Ends, prompts: int) -> int | None:
+    """Return about how many prompts show a difference as large as `value`; None where it is as good as zero.
+
+    The interval narrows with the root of the number of prompts. At this number it excludes zero in four of five
+    repetitions. Rounded up to two digits.
+    """
+    error = (interval[1] - interval[0]) / (2 * Z95)
+    needed = prompts * (DETECTED * error / value) ** 2 if value else math.inf
+    if needed > 1_000_000:
+        return None
+    unit: int = 10 ** max(0, len(str(math.ceil(needed))) - 2)
+    return max(prompts + 1, math.ceil(needed / unit) * unit)
+
+
+def of_prompts(prompts: int | None) -> str:
+    """Return in words what a figure is of: ` on 512 held-out prompts`; "" where a record does not say how many."""
+    return "" if prompts is None else f" on {counted(prompts, 'held-out prompt')}"
+
+
+def way_to_know(value: float, interval: Ends | None, prompts: int | None) -> str:
+    """Return how to know what is not known yet, as a clause."""
+    if interval is None:
+        return "`rlhf run evaluate` measures an interval"
+    needed = None if prompts is None else prompts_that_tell(value, interval, prompts)
+    more = "more prompts" if needed is None else f"about {needed:,} prompts"
+    return (
+        f"{more} would tell (`rlhf run evaluate` with --set evaluate.max_samples={needed or 'N'} and another --out; "
+        "data.heldout_fraction sets them apart)"
+    )
+
+
+class Gain(NamedTuple):
+    """A metric of the answers of the start and of the trained policy, and the gain with the ends of its 95 % interval.
+
+    `unit` is that of the gain; "" is the metric's own. Without an interval `low` and `high` are None. `prompts` is None
+    where a record does not say of how many the figures are. `key` is the metric's name in records.
+    """
+
+    stage: StageName
+    name: str
+    start: float
+    end: float
+    value: float
+    low: float | None
+    high: float | None
+    unit: str
+    origin: PolicyStart = SFT
+    prompts: int | None = None
+    key: str = ""
+
+    @property
+    def interval(self) -> Ends | None:
+        """Return the ends of the interval, None without one."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def verdict(self) -> Word:
+        """Return whether the policy is better than its start."""
+        return verdict(self.interval, NEGLIGIBLE_SD if self.unit == SD else 0.0)
+
+    @property
+    def kind(self) -> str:
+        """Return good, bad, or "" where neither is known."""
+        return {IS_BETTER: "good", IS_WORSE: "bad"}.get(self.verdict, "")
+
+    @property
+    def title(self) -> str:
+        """Return whose gain it is, over what: `PPO against SFT`."""
+        return f"{STAGE_TABLE[self.stage].title} against {START_IN_WORDS[self.origin]}"
+
+    def in_words(self) -> str:
+        """Return the gain with its interval, number of prompts and verdict, and how to know where that is not known."""
+        text = f"{self.value:+.2f}{self.unit and ' '}{self.unit}"
+        if self.interval is not None:
+            text += f" (95 %: {self.interval[0]:+.2f} to {self.interval[1]:+.2f})"
+        text += f"{of_prompts(self.prompts)}: {self.verdict}"
+        return text if self.verdict != NOT_KNOWN else f"{text}; {way_to_know(self.value, self.interval, self.prompts)}"
+
+
+def gains_over_start(summaries: Mapping[str, Summary]) -> list[Gain]:
+    """Return the gain of each policy for which one was measured, from the evaluation if that has it.
+
+    The metric is the true reward; where it is unknown the first reward of a function, else the reward model's score.
+    """
+    evaluated = summaries[EVALUATE].metrics if EVALUATE in summaries else {}
+    origin: PolicyStart = SFT if any(key.startswith(f"{SFT}/") for key in evaluated) else "base"
+    gains = []
+    for stage in POLICIES:
+        own = summaries[stage].metrics if stage in summaries else {}
+        gain = _gain(stage, evaluated, f"{stage}/", origin, "{origin}/{name}") or gain_of_stage(stage, own)
+        gains += [gain] if gain else []
+    return gains
+
+
+def gain_of_stage(stage: StageName, metrics: Metrics, prefix: str = "") -> Gain | None:
+    """Return the gain that a stage itself measured, from metrics whose keys have a `prefix`; None without one."""
+    origin = origin_of(metrics, prefix)
+    return _gain(stage, metrics, prefix, origin, f"{prefix}{{name}}_{{origin}}")
+
+
+def origin_of(metrics: Metrics, prefix: str = "") -> PolicyStart:
+    """Return where a policy started, by the metrics of its stage: they name the start beside its length of response."""
+    return "base" if f"{prefix}response_length_base" in metrics else SFT
+
+
+def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, start_key: str) -> Gain | None:
+    """Return the gain from metrics whose keys have a `prefix`. `start_key` is the form of the keys of the start."""
+    functions = [
+        key.removeprefix(prefix).removesuffix("_gain")
+        for key in metrics
+        if key.startswith(f"{prefix}reward_") and key.endswith("_gain")
+    ]
+    keys = {"true_reward": "true_reward_gain_sd", **{name: f"{name}_gain" for name in functions}}
+    prompts = metrics.get(f"{prefix}{HELDOUT_PROMPTS}")
+    for name, key in (keys | {"score": "score_gain_sd"}).items():
+        start, end = metrics.get(start_key.format(origin=origin, name=name)), metrics.get(prefix + name)
+        value, low, high = (metrics.get(f"{prefix}{key}{suffix}") for suffix in ("", "_low", "_high"))
+        if start is not None and end is not None and value is not None:
+            title = name.removeprefix("reward_").replace("_", " ")
+            number = None if prompts is None else int(prompts)
+            return Gain(stage, title, start, end, value, low, high, SD * key.endswith("_sd"), origin, number, name)
+    return None

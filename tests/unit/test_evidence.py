@@ -1,0 +1,64 @@
+"""The verdict on a difference of figures of held-out prompts, and how to know where there is none."""
+
+import random
+
+import pytest
+
+from rlhf.run import evidence
+from rlhf.run.evidence import Gain
+from rlhf.stats import mean_interval
+from tests.helpers import not_none
+
+WORDS = {(0.1, 0.4): "better", (-0.4, -0.1): "worse", (-0.1, 0.4): "not known yet", (-0.05, 0.08): "not known yet"}
+
+
+def gain_of(value: float, interval: tuple[float, float] | None, unit: str = "", prompts: int | None = 15) -> Gain:
+    low, high = interval or (None, None)
+    return Gain("ppo", "score", 0.7, 0.7 + value, value, low, high, unit, prompts=prompts)
+
+
+def test_only_an_interval_that_excludes_zero_makes_better_or_worse():
+    for interval, word in WORDS.items():
+        assert evidence.verdict(interval) == word
+        assert gain_of(sum(interval) / 2, interval).verdict == word
+    for value in (-0.39, 0.0, 5.0):
+        assert gain_of(value, None).verdict == "not known yet" and gain_of(value, None).kind == ""
+    assert evidence.verdict((0.0, 0.4)) == evidence.verdict((-0.4, 0.0)) == "not known yet"
+
+
+def test_an_interval_within_a_tenth_of_a_standard_deviation_is_no_difference():
+    assert gain_of(0.015, (-0.05, 0.08), evidence.SD).verdict == "no difference"
+    assert gain_of(0.015, (-0.05, 0.12), evidence.SD).verdict == "not known yet"
+    assert gain_of(0.06, (0.02, 0.09), evidence.SD).verdict == "better", "small, and beyond doubt"
+
+
+def test_the_number_of_prompts_stands_beside_the_gain_and_what_would_tell_beside_a_doubt():
+    sure = gain_of(0.25, (0.1, 0.4), evidence.SD, 512).in_words()
+    assert sure == "+0.25 standard deviations (95 %: +0.10 to +0.40) on 512 held-out prompts: better"
+    doubt = gain_of(-0.26, (-0.62, 0.10)).in_words()
+    assert doubt.startswith("-0.26 (95 %: -0.62 to +0.10) on 15 held-out prompts: not known yet; about 59 prompts")
+    assert "--set evaluate.max_samples=59" in doubt
+    assert "`rlhf run evaluate` measures an interval" in gain_of(-0.26, None).in_words()
+    assert "more prompts would tell" in gain_of(0.0, (-0.1, 0.1)).in_words()
+
+
+@pytest.mark.parametrize("shift", [0.2, -0.5])
+def test_at_the_number_of_prompts_that_tell_four_of_five_intervals_exclude_zero(shift):
+    rng = random.Random(0)
+
+    def told(prompts: int) -> tuple[float, float]:
+        return not_none(mean_interval([rng.gauss(shift, 1) for _ in range(prompts)]))[1:]
+
+    exact = (shift - 1.96 / 25**0.5, shift + 1.96 / 25**0.5)
+    needed = not_none(evidence.prompts_that_tell(shift, exact, 25))
+    word = evidence.verdict((1, 2)) if shift > 0 else evidence.verdict((-2, -1))
+    share = sum(evidence.verdict(told(needed)) == word for _ in range(1000)) / 1000
+    assert 0.76 < share < 0.86
+
+
+def test_a_gain_of_an_evaluation_has_its_start_by_the_policies_that_were_measured():
+    from tests.records import summary_of
+
+    metrics = {"base/score": 0.4, "ppo/score": 0.6, "ppo/score_gain_sd": 0.2, "ppo/heldout_prompts": 9}
+    (one,) = evidence.gains_over_start({"evaluate": summary_of(stage="evaluate", metrics=metrics)})
+    assert (one.title, one.prompts, one.interval) == ("PPO against the base", 9, None)
