@@ -7,13 +7,17 @@ from types import ModuleType
 from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.data.prepare import Preparation
-from rlhf.data.worlds import additions, lengths, sums, toy, toy_texts
+from rlhf.data.worlds import additions, gym, lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
+from rlhf.process.guest.host import GuestError, guest_of
 from rlhf.recipe import Data, Recipe
+from rlhf.recipe.schema_data import ReasoningGym
 from rlhf.run.lock import waited_for
+from rlhf.run.packages import package_version, require_found
 from rlhf.run.reader import advising, read
 from rlhf.run.records import Generated
+from rlhf.terminal import excerpt
 
 
 def read_from_hub(data: Data) -> formats.ParsedRows:
@@ -64,6 +68,9 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
             target, additions.files(data.additions.demonstrations), lambda: additions.write(target, **options)
         )
         return formats.read(files, on_bad_row="stop")
+    if data.source == "reasoning_gym":
+        assert data.reasoning_gym
+        return _read_tasks(data.reasoning_gym, recipe.seed, folder)
     assert data.toy
     options = {
         "seed": recipe.seed,
@@ -73,6 +80,27 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
     }
     target = _generated_folder(folder, "toy", options, toy, toy_texts)
     files = _generate_once(target, toy.files(data.toy.demonstrations), lambda: toy.write(target, **options))
+    return formats.read(files, on_bad_row="stop")
+
+
+def _read_tasks(settings: ReasoningGym, seed: int, folder: Path) -> formats.ParsedRows:
+    """Read the questions of a task of reasoning-gym, which a guest makes. Raises UserError.
+
+    The pinned version of the package must be installed: another may make other questions.
+    """
+    require_found((gym.PACKAGE,), "data.source: reasoning_gym", "tasks")
+    if (found := package_version("reasoning-gym")) != settings.version:
+        raise UserError(
+            f"data.reasoning_gym.version is {settings.version}, and {found} is installed, which may make other "
+            f"questions: pip install reasoning-gym=={settings.version}"
+        )
+    options = {"seed": seed, **settings.model_dump()}
+    target = _generated_folder(folder, settings.task, options, gym)
+    del options["version"]
+    try:
+        files = _generate_once(target, gym.FILES, lambda: guest_of(None).ask(gym.write, folder=str(target), **options))
+    except GuestError as error:
+        raise UserError(f"data.reasoning_gym: {settings.task} cannot be made ({excerpt(error.said)})") from error
     return formats.read(files, on_bad_row="stop")
 
 

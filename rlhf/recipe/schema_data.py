@@ -1,7 +1,7 @@
 """The keys of a recipe about its data: the source, the toy worlds, the held-out part and the rows to leave out."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -49,6 +49,22 @@ class Additions(Section):
         return self
 
 
+class ReasoningGym(Section):
+    """Questions of a task of the package reasoning-gym, whose verifier scores answers: rlhf/data/worlds/gym.py."""
+
+    version: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]  # of the package: another makes other questions
+    task: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    size: MadeRows  # questions, training and held-out together, each once
+    config: dict[Name, Any] = Field(default={})  # keys of the task's own, such as its difficulty
+
+    @model_validator(mode="after")
+    def _check_config(self) -> Self:
+        """Raise ValueError for keys of the package's config that follow from others."""
+        if own := {"seed", "size"} & self.config.keys():
+            raise ValueError(f"config.{own.pop()}: it follows from the recipe's seed and from size; remove it")
+        return self
+
+
 class Lengths(Section):
     """Preference pairs of meaningless words: only their lengths are real."""
 
@@ -85,7 +101,7 @@ ROW_KEYS = ("rename", "ignore", "rated", "rating")  # about the columns of the r
 class Data(Section):
     """The data: its source, its format, its held-out part and the flawed rows to leave out."""
 
-    source: Literal["toy", "sums", "additions", "files", "hub", "lengths"]
+    source: Literal["toy", "sums", "additions", "reasoning_gym", "files", "hub", "lengths"]
     files: Annotated[tuple[Name, ...], AsTuple] = ()
     name: Name | None = None
     revision: Name | None = None
@@ -107,6 +123,7 @@ class Data(Section):
     toy: Toy | None = None
     sums: Sums | None = None
     additions: Additions | None = None
+    reasoning_gym: ReasoningGym | None = None
     lengths: Lengths | None = None
 
     @property
@@ -126,6 +143,7 @@ class Data(Section):
             ("toy", "toy"),
             ("sums", "sums"),
             ("additions", "additions"),
+            ("reasoning_gym", "reasoning_gym"),
             ("files", "files"),
             ("hub", "name"),
             ("lengths", "lengths"),

@@ -103,7 +103,8 @@ class Guest:
 
     def _start(self) -> None:
         self._connection, theirs = Pipe()
-        environment = children.alone(children.child_environment())
+        # Text hashes alike in each process: what a function takes from a set, it takes in the same order again.
+        environment = children.alone(children.child_environment(PYTHONHASHSEED="0"))
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "rlhf.process.guest.serve", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],

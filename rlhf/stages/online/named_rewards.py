@@ -3,13 +3,14 @@
     exact_answer                      1 if it is the answer; case, white space and . , ; : ! ? at the end do not count
     numeric_answer(tolerance=0.01)    1 if its last number is the answer, within a relative tolerance
     math_answer                       1 if its last mathematical expression equals the answer (needs the extra `math`)
+    reasoning_gym(threshold=1)        the score of the task's verifier; with `threshold`, 1 if it is at least that
     regex(pattern='^Yes')             1 if the pattern is found
     length(most=60)                   0 up to `most` words, then falling to -1 at twice as many; or `unit='tokens'`
     json_valid(keys=['name'])         1 if it is JSON; with `keys`, if it is an object that has them
 
-`exact_answer` and `numeric_answer` take `extract='#### (.*)'`: a pattern whose last match holds what is compared. An
-`answer_fault` returns why no response can match a right answer, or None. A guest imports this module, so it imports
-little.
+`exact_answer`, `numeric_answer` and `reasoning_gym` take `extract='#### (.*)'`: a pattern whose last match holds what
+is compared. An `answer_fault` returns why no response can match a right answer, or None. A guest imports this module,
+so it imports little.
 """
 
 import json
@@ -23,6 +24,8 @@ from typing import Any
 
 from rlhf.data.normal import normalise, plain_signs, says_something
 from rlhf.data.scripts import words
+from rlhf.data.worlds import gym
+from rlhf.run.packages import require_found
 
 QUOTED = 60  # characters of an answer in a message
 
@@ -114,6 +117,28 @@ class MathAnswer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReasoningGym:
+    extract: str | None = None
+    threshold: float = 0.0  # 0: none
+    reads_entries = True  # as rlhf/data/worlds/gym.py writes them; other rewards get their right answers
+
+    def __post_init__(self) -> None:
+        _compiled(extract=self.extract)
+        require_found((gym.PACKAGE,), "the reward reasoning_gym", "tasks")
+
+    def __call__(self, completions: list[str], answer: list[str]) -> list[float]:
+        scores = []
+        for completion, entry in zip(completions, answer, strict=True):
+            found = _extract(completion, self.extract)
+            score = gym.score(entry, None if found is None else found.strip())
+            scores.append(float(score >= self.threshold) if self.threshold else score)
+        return scores
+
+    def answer_fault(self, answer: str) -> str | None:
+        return None if gym.is_entry(answer) else "is not from data.source: reasoning_gym"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Regex:
     pattern: str
 
@@ -170,6 +195,7 @@ REWARDS: dict[str, type] = {
     "exact_answer": ExactAnswer,
     "numeric_answer": NumericAnswer,
     "math_answer": MathAnswer,
+    "reasoning_gym": ReasoningGym,
     "regex": Regex,
     "length": Length,
     "json_valid": JsonValid,

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.data.worlds import gym
 from rlhf.process.guest import beside
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def numbers(
     function = _reward(target)
     if seed is not None:
         _seed(seed)
+    if "answer" in given and not hasattr(function, "reads_entries"):
+        given = {**given, "answer": [None if text is None else gym.right_answer(text) for text in given["answer"]]}
     result = function(**{name: given[name] for name in signature(function).accepts if name in given})
     if inspect.isawaitable(result):
         result = _awaited(result)
@@ -102,7 +105,9 @@ def numbers(
 
 def answer_faults(target: Sequence[Any], answers: Sequence[str]) -> list[str | None]:
     """Return what a reward that has `answer_fault` says of each right answer."""
-    return [_reward(target).answer_fault(answer) for answer in answers]
+    function = _reward(target)
+    plain = (lambda answer: answer) if hasattr(function, "reads_entries") else gym.right_answer
+    return [function.answer_fault(plain(answer)) for answer in answers]
 
 
 def open_reward(target: Sequence[Any], folder: str | None, timeout: float | None, retries: int) -> None:

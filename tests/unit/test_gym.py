@@ -1,0 +1,126 @@
+"""Tasks of reasoning-gym: the same questions everywhere, answers that their verifier takes, one line for mistakes."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from rlhf.data.load import divide_rows
+from rlhf.data.source import read_source
+from rlhf.data.worlds import gym
+from rlhf.errors import UserError
+from rlhf.process.guest.host import Guest
+from rlhf.recipe import Recipe
+from rlhf.run.packages import package_version
+from rlhf.stages.online import reward_functions
+from tests.helpers import small
+from tests.lines import read_all_lines
+
+VERSION = package_version("reasoning-gym")
+needs_package = pytest.mark.skipif(VERSION is None, reason="reasoning-gym comes with the tasks extra")
+EASY: dict[str, Any] = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
+SLOW = {"futoshiki", "knight_swap", "zebra_puzzles", "intermediate_integration", "composite"}  # or a mixture of others
+
+
+def recipe(**changes: object) -> Recipe:
+    """Return a recipe with sums of two numbers."""
+    section = {"version": VERSION or "0.1.25", "task": "chain_sum", "size": 60, "config": EASY} | changes
+    return small(data__source="reasoning_gym", data__reasoning_gym=section).recipe
+
+
+@needs_package
+def test_training_and_held_out_questions_differ_and_each_reward_gets_its_answer(tmp_path):
+    corpus, _ = divide_rows(read_source(recipe(), tmp_path), recipe())
+    prompts, entries = corpus.prompts("grpo"), corpus.right_answers()
+    assert prompts.train and prompts.test and not {*prompts.train} & {*prompts.test}
+    assert len(entries) == 60
+    prompt, entry = next((p, e) for p, e in entries.items() if len(gym.right_answer(e)) > 1)
+    right = gym.right_answer(entry)
+    a, operation, b = prompt[-1].content.split(": ")[1].split()[:3]
+    assert int(right) == (int(a) + int(b) if operation == "+" else int(a) - int(b))
+
+    answers = [right, f"It is {right}", "none"]
+    whole, last, exact, numeric = (
+        reward_functions.find(name, "here")([""] * 3, answers, [entry] * 3)
+        for name in ("reasoning_gym", r"reasoning_gym(extract='-?\d+')", "exact_answer", "numeric_answer")
+    )
+    assert whole == [1, len(right) / len(answers[1]), 0] and last == numeric == [1, 1, 0] and exact == [1, 0, 0]
+    above = reward_functions.find("reasoning_gym(threshold=0.2)", "here")
+    assert above([""] * 3, answers, [entry] * 3) == [1, 1, 0]
+    assert above.answer_faults([entry, right]) == [None, "is not from data.source: reasoning_gym"]
+
+
+@needs_package
+def test_questions_do_not_depend_on_the_hashes_of_text(tmp_path, monkeypatch):
+    written = []
+    for seed in "12":
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        guest = Guest()
+        for task in ("word_ladder", "isomorphic_strings"):  # they take words from sets
+            guest.ask(gym.write, folder=str(tmp_path), seed=0, task=task, config={}, size=3)
+            written.append((tmp_path / gym.FILES[0]).read_bytes())
+        guest.end()
+    assert written[:2] == written[2:]
+
+
+@needs_package
+def test_an_entry_of_every_task_is_scored_as_its_item(tmp_path):
+    from reasoning_gym.factory import DATASETS
+
+    for task in sorted({*DATASETS} - SLOW):
+        gym.write(str(tmp_path), seed=3, task=task, config={}, size=2)
+        for row in read_all_lines(tmp_path / gym.FILES[0]):
+            right = gym.right_answer(row["answer"])
+            assert not right or gym.score(row["answer"], right) == 1, task
+            assert all(0 <= gym.score(row["answer"], junk) <= 1 for junk in ("", "hello", "[[1,2],[3]]", None)), task
+
+
+@needs_package
+def test_questions_whose_right_answer_the_verifier_refuses_are_left_out(tmp_path, monkeypatch):
+    from reasoning_gym.arithmetic.chain_sum import ChainSumDataset
+
+    monkeypatch.setattr(ChainSumDataset, "score_answer", lambda _, answer, entry: float(int(answer) % 2))
+    gym.write(str(tmp_path), seed=0, task="chain_sum", config=EASY, size=20)
+    rows = read_all_lines(tmp_path / gym.FILES[0])
+    assert len(rows) == 20 and all(int(gym.right_answer(row["answer"])) % 2 for row in rows)
+
+
+@needs_package
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "chain_smu"}, "chain_smu is no task of reasoning-gym; nearest: chain_sum"),
+        ({"config": {"terms": 2}}, "config: chain_sum has no terms; it has min_terms, max_terms"),
+        ({"config": {"min_terms": 0}}, "config: chain_sum: AssertionError: min_terms must be positive"),
+        ({"config": {"min_terms": [2]}}, "config: chain_sum: TypeError"),
+        ({"config": {"max_terms": 2, "max_digits": 1}, "size": 1000}, "chain_sum gives 200 different questions"),
+        ({"task": "spell_backward", "config": {"data_file": "no_such"}}, "config: spell_backward: FileNotFoundError"),
+        ({"config": {"min_digits": 1.5, "max_digits": 2}}, r"chain_sum cannot be made \(\w+Error: "),
+        ({"version": "0.0.1"}, rf"version is 0.0.1, and {VERSION} is installed"),
+    ],
+)
+def test_a_mistake_is_one_line(changes, message, tmp_path):
+    with pytest.raises(UserError, match=message) as error:
+        read_source(recipe(**changes), tmp_path)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_without_the_package_the_message_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for use in (lambda: read_source(recipe(), tmp_path), lambda: reward_functions.find("reasoning_gym", "here")):
+        with pytest.raises(UserError, match=r"reasoning_gym needs reasoning_gym: pip install '\.\[tasks\]'$"):
+            use()
+
+
+def test_a_recipe_names_task_and_size_and_no_seed_of_the_package():
+    with pytest.raises(UserError, match="source: reasoning_gym needs reasoning_gym"):
+        small(data__source="reasoning_gym")
+    with pytest.raises(UserError, match=r"config.seed: it follows from the recipe's seed"):
+        recipe(config={"seed": 1})
+    with pytest.raises(UserError, match=r"data.reasoning_gym.task"):
+        recipe(task="../x")
+
+
+@pytest.mark.parametrize("answer", ["17", '{"answer": "17"}', ""])
+def test_other_answers_stay_as_they_are(answer):
+    assert gym.right_answer(answer) == answer and not gym.is_entry(answer)
