@@ -1,0 +1,1 @@
+"""On which tasks of reasoning-gym a small model begins to answer."""
