@@ -317,7 +317,7 @@ def test_setup_installs_the_pinned_package_once(fake):
 
 
 def test_what_was_installed_at_several_times_counts_together(fake):
-    for extras in ("small", "gpu,math", "tracking,report,serve"):
+    for extras in ("small", "gpu,math", "tracking,report,serve,tasks"):
         assert setup(fake, extras).returncode == 0
     assert len(installed(fake)) == 3
     assert setup(fake).returncode == 0 and installed(fake) == []
