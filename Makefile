@@ -27,7 +27,10 @@
 ##+ STOP_ON      checks whose findings end a stage, for example "nan flat_loss", or all (docs/troubleshooting.md)
 ##+ REPORT_TO    also send the metrics to wandb, trackio or tensorboard
 ##+ SEEDS        seeds of `make reproduce`, separated by commas [0,1,2]
-##+ TEMPERATURE  temperature of `make chat`; 0 takes the likeliest token [the recipe's]
+##+ TEMPERATURE  temperature of `make chat` and `make sample`; 0 takes the likeliest token [the recipe's]
+##+ PROMPTS      file of prompts for `make sample`: one on each line of a .txt file, or a data file
+##+ STAGES       policies that answer them, for example "base sft ppo" [base, SFT and all that were trained]
+##+ N            answers of each policy to a prompt [1]
 ##+ PROMPT       prompt for `make score`, with RESPONSE
 ##+ RESPONSE     answer to PROMPT
 ##+ FILES        files for `make score`, instead of PROMPT and RESPONSE; no spaces in their names
@@ -37,6 +40,7 @@
 ##+ MODEL        that model's name there
 ##+ CHECK_ARGS   more arguments for `make data-check`, for example "--heldout test.jsonl --to report.json"
 ##+ SHOW_ARGS    more arguments for `make data-show`, for example "--rows 20 --only unfinished"
+##+ SAMPLE_ARGS  more arguments for `make sample`, for example "--to answers.jsonl --page answers.html"
 ##+ SCORE_ARGS   more arguments for `make score`, for example "--to runs/scores.jsonl"
 ##+ AB_ARGS      more arguments for `make ab` and `make judge`, for example "--a sft --b dpo --limit 50"
 ##+ BENCH_ARGS   more arguments for a benchmark, for example "--steps 4 --shape longest" for `make bench`
@@ -83,7 +87,7 @@ on_cpu := $(or $(filter hardware.device=cpu,$(SET)),$(if $(RUN)$(RECIPE),$(shell
           ),$(filter %cpu,$(HW))))
 
 # What each target takes; `also` is for a target that it runs first, or for the default of OUT. All take what installs.
-STAGES := pretrain sft rm ppo rloo grpo dpo kto evaluate merge
+stages := pretrain sft rm ppo rloo grpo dpo kto evaluate merge
 recipe := HW RECIPE GUIDE SET
 of_run := $(recipe) RUN OUT DATA WEIGHTS SEED
 stage  := $(of_run) REUSE RESUME STOP_ON REPORT_TO PRICE
@@ -91,8 +95,9 @@ of_one := HW RECIPE GUIDE RUN OUT
 images := IMAGE BASE FLASH_ATTN
 card   := VRAM_CAP GPU $(if $(filter local,$(RUNTIME)),,$(images))
 give    = $(foreach t,$1,$(eval takes.$t := $2))
-$(call give,$(STAGES),$(stage) $(card))
+$(call give,$(stages),$(stage) $(card))
 $(call give,chat,$(of_run) STAGE TEMPERATURE $(card))
+$(call give,sample,$(of_run) PROMPTS STAGES N TEMPERATURE SAMPLE_ARGS $(card))
 $(call give,score,$(of_run) FILES PROMPT RESPONSE SCORE_ARGS $(card))
 $(call give,serve,$(of_run) REUSE PORT $(card))
 $(call give,reproduce,$(recipe) OUT DATA WEIGHTS SEEDS PRICE $(card))
@@ -158,7 +163,7 @@ forward  = $(if $(filter $1,$(SEVERAL)),$(foreach w,$(each),$(option) $w),$(sing
 unsaid  := $(if $(RUN),HW OUT) $(if $(RECIPE)$(REWARD),HW)
 given    = $(if $(filter $1,$(typed)),$(or $(value $1),$(filter OUT PORT,$1)),$(if $(filter $1,$(unsaid)),,$(value $1)))
 options  = $(foreach v,$(foreach w,$(filter $(names),$(takes.$1)),$(if $(call given,$w),$w)),$(call forward,$v))
-verb     = $(if $(filter $(STAGES),$1),run $1 --with-parents$(if $(filter $1,$(MAKECMDGOALS)),, --if-needed),$(if \
+verb     = $(if $(filter $(stages),$1),run $1 --with-parents$(if $(filter $1,$(MAKECMDGOALS)),, --if-needed),$(if \
            $(filter shell,$1),run sft,$1))
 on_run   = $(if $(RUN),$(if $(filter RUN,$(takes.$1)), $(call place,$(value RUN))))
 files    = $(if $(filter FILES,$(takes.$1)), $(call found,$(value FILES)))$(if $(and $(value REWARD),$(filter \
@@ -210,7 +215,7 @@ setup: ## make .venv with the pinned packages (HW= RECIPE= SET= REPORT_TO=); oth
 	@$(if $(on_cpu),CPU=1) bin/setup $(VENV) $(PYTHON) '$(strip $(EXTRAS))' $(PIP_ARGS)
 checked:
 	@bin/setup $(VENV) $(PYTHON) small $(PIP_ARGS)
-	@$(foreach t,$(filter $(STAGES) fetch chat score serve reproduce,$(MAKECMDGOALS)),$(paths) $(call line,$t) >/dev/null;)
+	@$(foreach t,$(filter $(stages) fetch chat sample score serve reproduce,$(MAKECMDGOALS)),$(paths) $(call line,$t) >/dev/null;)
 recipes: setup     ## list the recipes
 fetch: $(ready)    ## download the pinned model and data of a recipe and check them; afterwards stages run offline
 plan: setup        ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
@@ -238,12 +243,13 @@ report: setup       ## write one page about a run: figures, curves, samples, pro
 ab: setup           ## rate answers of SFT and PPO (or others: AB_ARGS) blind, on a local page; SUMMARY=1 counts
 judge: setup        ## let a model rate the same pairs: URL=http://127.0.0.1:8000/v1 MODEL=NAME
 chat: $(ready)      ## talk with a trained model in the terminal (STAGE=dpo: DPO's)
+sample: $(ready)    ## let policies answer your own prompts: PROMPTS=my-prompts.txt STAGES="base sft ppo" N=2
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
 serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compatible address (PORT=8000)
 
 recipes plan rehearse data-check data-show reward report ab judge:
 	@$(VENV)/bin/rlhf $(call line,$@)
-fetch $(STAGES) reproduce chat score serve:
+fetch $(stages) reproduce chat sample score serve:
 	@$(call rlhf,$@)
 
 ##@ Container (GPU recipes run in it)

@@ -15,6 +15,7 @@ from rlhf.cli import (
     report,
     reproduce,
     reward,
+    sample,
     score,
     serve,
     train,
@@ -45,7 +46,7 @@ def cli() -> None:
 for command in (
     *(train.run, rehearse.rehearse, reproduce.reproduce, reproduce.results, recipes.list_recipes, recipes.fetch),
     *(new.new, plan.plan, data_group, reward.reward),
-    *(chat.chat, score.score, serve.serve, report.report, compare.compare_runs),
+    *(chat.chat, sample.sample, score.score, serve.serve, report.report, compare.compare_runs),
     *(rate.rate, rate.judge, rate.ratings_group),
 ):
     cli.add_command(command)

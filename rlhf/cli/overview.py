@@ -9,7 +9,7 @@ from rlhf.recipe import STAGES
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("recipes", "new", "data", "reward", "plan", "fetch"),
     "Train": ("rehearse", "run", "reproduce", "results"),
-    "Judge the result": ("report", "chat", "compare", "score", "ab", "judge", "ratings"),
+    "Judge the result": ("report", "chat", "sample", "compare", "score", "ab", "judge", "ratings"),
     "Deploy": ("serve",),
 }
 
@@ -23,6 +23,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "data show": ("rlhf data show my-pairs.jsonl --rows 3", "rlhf data show my-pairs.jsonl --only unfinished"),
     "data convert": ("rlhf data convert old.csv --rename question=prompt --to new.jsonl",),
     "reward": ("rlhf reward my_rewards:polite --data my-prompts.jsonl", "rlhf reward --recipe my-recipes/cpu-mine/v1"),
+    "data pairs": (
+        "rlhf data pairs answers.jsonl --to synthetic-pairs.jsonl",
+        "rlhf data pairs answers.jsonl --url http://127.0.0.1:8000/v1 --model NAME --to synthetic-pairs.jsonl",
+    ),
     "plan": ("rlhf plan --hw 4090 --price 0.40", "rlhf plan --hw 4090 --fit 12GB"),
     "fetch": ("rlhf fetch --hw 4090",),
     "run": (
@@ -34,6 +38,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "results": ("rlhf results runs/seeds/cpu-tiny-v2.json",),
     "report": ("rlhf report --hw cpu", "rlhf report runs/cpu-tiny/v2 runs/kl/cpu-tiny/v2 --to both.html"),
     "chat": ("rlhf chat --hw cpu --stage dpo",),
+    "sample": (
+        'rlhf sample --hw cpu --prompts my-prompts.txt --stages "base sft ppo" --n 2',
+        "rlhf sample runs/cpu-tiny/v2 --prompts my-prompts.txt --to answers.jsonl --page answers.html",
+    ),
     "compare": (
         "rlhf compare runs/cpu-tiny/v2 runs/cpu-tiny/v2 --stage dpo --stage-b ppo",
         "rlhf compare runs/cpu-tiny/v2 runs/kl/cpu-tiny/v2",

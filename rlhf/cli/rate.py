@@ -1,6 +1,7 @@
 """`rlhf ab`, `rlhf judge` and `rlhf ratings`: commands that rate two policies' answers and export the ratings."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -72,23 +73,37 @@ def rate(
         server.serve(server.Server(paired, port, rater=rater, seed=seed, limit=limit))
 
 
+def judge_options(required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds what names a judge: --url, --model and --parallel."""
+    options = (
+        click.option(
+            "--url",
+            required=required,
+            metavar="URL",
+            help="Address of an OpenAI-compatible endpoint, up to /v1; its key is in OPENAI_API_KEY.",
+        ),
+        click.option("--model", required=required, metavar="NAME", help="Name of the model at the endpoint."),
+        click.option(
+            "--parallel",
+            default=4,
+            type=WholeNumber(1, 64),
+            metavar="N",
+            show_default=True,
+            help="Number of pairs that are judged at once.",
+        ),
+    )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 @click.command(cls=StrictCommand)
 @pair_options
-@click.option(
-    "--url",
-    required=True,
-    metavar="URL",
-    help="Address of an OpenAI-compatible endpoint, up to /v1; its key is in OPENAI_API_KEY.",
-)
-@click.option("--model", required=True, metavar="NAME", help="Name of the model at the endpoint.")
-@click.option(
-    "--parallel",
-    default=4,
-    type=WholeNumber(1, 64),
-    metavar="N",
-    show_default=True,
-    help="Number of pairs that are judged at once.",
-)
+@judge_options(required=True)
 def judge(
     choice: Choice,
     out: Path,
@@ -104,6 +119,13 @@ def judge(
     RUN is a run directory, <out>/<recipe>/<version>; without it --hw or --recipe names the run. It rates the pairs that
     `rlhf ab` shows to people; a choice counts if it is the same in both orders.
     """
+    paired = _pairs(choice, out, a, b)
+    judged(url, model, paired, parallel, limit)
+    show_summary(summarize(paired), paired.file)
+
+
+def judged(url: str, model: str, paired: PairedAnswers, parallel: int, limit: int | None = None) -> str:
+    """Let a model judge the pairs that it has not judged yet, and return its name as a rater. Raises UserError."""
     streams.outlast()
     try:
         from rlhf.rating import judge as judging
@@ -111,10 +133,9 @@ def judge(
         raise UserError(f"a judge needs {error.name}: {install_command('judge')}") from None
     if not model.strip() or not model.isprintable():
         raise click.BadParameter(f"{model!r}: the model's name, as the endpoint calls it", param_hint="--model")
-    paired = _pairs(choice, out, a, b)
     endpoint = judging.Judge(url, model)
     judging.run(endpoint, paired, limit=limit, at_once=parallel)
-    show_summary(summarize(paired), paired.file)
+    return endpoint.rater
 
 
 def _pairs(choice: Choice, out: Path, a: str | None, b: str | None) -> PairedAnswers:

@@ -59,20 +59,12 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
     """
     if path.is_dir():
         return columnar.folder_rows(path)
-    first_bytes = _first_bytes(path)
-    if not first_bytes:
-        raise UserError(f"{path}: the file is empty; download or write it again")
-    if first_bytes.startswith(b"version https://git-lfs"):
-        raise UserError(f"{path}: a git-LFS pointer in place of the data; run 'git lfs pull' where it was cloned")
-    _refuse_other_formats(path, first_bytes)
+    first_bytes = _beginning(path)
     if columnar.is_columnar(first_bytes):
         return columnar.columnar_rows(path, first_bytes)
     if path.suffix == ".parquet":
         raise UserError(f"{path}: not a Parquet file, or its beginning is damaged; download it again")
-    gzipped = first_bytes.startswith(b"\x1f\x8b")
-    if gzipped:
-        _refuse_other_formats(path, _inflated(path))
-    lines = _decode_lines(path, _lines(path, gzipped))
+    lines = _text_lines(path, first_bytes)
     first = next((line for line in lines if line[1].strip()), None)
     if first is None:
         return iter(())
@@ -85,6 +77,32 @@ def rows(path: Path) -> Iterator[tuple[str, object]]:
     second = list(itertools.islice(later, 1))
     read = _document_rows if _is_one_document(path, first[1], is_only_line=not second) else _json_lines
     return read(path, itertools.chain([first], second, later))
+
+
+def lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (source, line) for each line of a text that is not blank, stripped. Raises UserError as `rows` does."""
+    for number, line in _text_lines(path, _beginning(path)):
+        if line.strip():
+            yield f"{path}:{number}", line.strip()
+
+
+def _beginning(path: Path) -> bytes:
+    """Return the first bytes of a file. Raises UserError for an empty one, and where they show a format of others."""
+    first_bytes = _first_bytes(path)
+    if not first_bytes:
+        raise UserError(f"{path}: the file is empty; download or write it again")
+    if first_bytes.startswith(b"version https://git-lfs"):
+        raise UserError(f"{path}: a git-LFS pointer in place of the data; run 'git lfs pull' where it was cloned")
+    _refuse_other_formats(path, first_bytes)
+    return first_bytes
+
+
+def _text_lines(path: Path, first_bytes: bytes) -> Iterator[tuple[int, str]]:
+    """Return (number, text) of each line of a file that begins so, inflated where it is gzipped."""
+    gzipped = first_bytes.startswith(b"\x1f\x8b")
+    if gzipped:
+        _refuse_other_formats(path, _inflated(path))
+    return _decode_lines(path, _lines(path, gzipped))
 
 
 def _first_bytes(path: Path) -> bytes:

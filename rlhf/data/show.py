@@ -4,7 +4,7 @@ import difflib
 import itertools
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -48,11 +48,17 @@ def render(row: Row) -> RenderableType:
         if row.right_answer is not None and ("response", row.right_answer) not in texts:  # a worked answer is both
             texts.append(("right answer", row.right_answer))
         return Group(*parts, _named_texts((name, visible(text)) for name, text in texts))
-    table = Table(expand=True)
-    for side in ("chosen", "rejected"):
-        table.add_column(side, ratio=1, overflow="fold")
-    table.add_row(*_marked_answers(row))
-    return Group(*parts, table)
+    return Group(*parts, side_by_side(("chosen", "rejected"), [_marked_answers(row)]))
+
+
+def side_by_side(names: Sequence[str], rows: Iterable[Sequence[Text]]) -> Table:
+    """Return a table with a column of answers for each name."""
+    table = Table(expand=True, show_lines=True)
+    for name in names:
+        table.add_column(name, ratio=1, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def visible(text: str) -> Text:

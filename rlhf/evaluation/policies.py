@@ -136,7 +136,7 @@ def measure(
     prompts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
     ids, _ = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
     with (
-        working("evaluating on held-out prompts"),
+        working("sampling answers and measuring them"),
         torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
     ):
         torch.manual_seed(seed + EVALUATION_SEED_OFFSET)
@@ -148,7 +148,7 @@ def measure(
         for index in rollout.sharded_by_length(sampling.batch_size):
             batch = rollout.rows(index)
             if role != "reference":
-                divergence += exact_kl(shared, role, batch, sampling.temperature)
+                divergence += exact_kl(shared, role, batch, sampling.temperature or 1.0)
             for head, numbers in scores.items():
                 numbers[index] = shared.scores(batch, head)
         distributed.all_sum(*scores.values(), divergence)

@@ -10,6 +10,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import RM, SECOND_RM, ScoreRole
 from rlhf.recipe.stages import RewardModelName
 from rlhf.run.directory import StageRun
+from rlhf.run.layout import SUMMARY
 from rlhf.run.outcomes import Histograms, RewardModelFigures
 from rlhf.stats import calibration, histogram, outcomes, sigmoid
 
@@ -22,7 +23,7 @@ SCORE_ROLES: dict[RewardModelName, ScoreRole] = {RM: "reward", SECOND_RM: "secon
 def add_reward_models(shared: SharedBase, run: StageRun) -> None:
     """Add the finished reward models that the recipe has, each as its role, with its head."""
     for stage, role in SCORE_ROLES.items():
-        if run.loaded.recipe.section(stage) is not None:
+        if run.loaded.recipe.section(stage) is not None and (run.parents.folder(stage) / SUMMARY).exists():
             shared.add_reward(run.parents.folder(stage), role)
 
 

@@ -9,8 +9,8 @@ from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
 from rlhf.rating import store
 from rlhf.rating.pairs import PairedAnswers
+from rlhf.run import reader
 from rlhf.run.outcomes import SampleLine
-from rlhf.run.reader import read_lines
 
 CHOICES = ("a", "b", "tie")  # choices that count; a skip does not
 
@@ -37,7 +37,7 @@ def export(
     Raises UserError without ratings, for a rater without ratings, and for prompts that cannot be read back.
     """
     choices = _choices(store.current_ratings(paired.file), paired.file, raters)
-    lines = read_lines(samples, SampleLine)
+    lines = reader.read_lines(samples, SampleLine)
     rows: list[dict[str, object]] = []
     counts: Counter[str] = Counter()
     for pair in paired.pairs:
@@ -103,11 +103,18 @@ def _row(
 
 
 def _prompt(line: SampleLine, template: str, samples: Path) -> list[object] | str:
-    """Return the prompt in a form that readers of data know: its messages, or a transcript."""
+    """Return the prompt of a line of `samples`, written in this template. Raises UserError."""
+    with reader.advising(f"they have template: {template}; evaluate again to keep messages"):
+        return readable_prompt(line, str(samples), template == "hh")
+
+
+def readable_prompt(line: SampleLine, source: str, is_transcript: bool = True) -> list[object] | str:
+    """Return the prompt in a form that readers of data know: its messages, or a transcript if it may be one.
+
+    Raises UserError for any other, naming the source.
+    """
     if line.messages:
         return line.messages
-    if template != "hh" or not parse_hh(line.prompt)[:-1]:
-        raise UserError(
-            f"{samples}: prompts of template: {template} cannot be read back; evaluate again to keep messages"
-        )
+    if not is_transcript or not parse_hh(line.prompt)[:-1]:
+        raise UserError(f"{source}: prompts without messages that are no transcripts cannot be read back")
     return line.prompt

@@ -43,6 +43,11 @@ class Judge:
         self.model = model
         self._endpoint = judging.client(url, model, _question(easy, "ab"))
 
+    @property
+    def rater(self) -> str:
+        """Return the name under which its ratings are kept."""
+        return f"{store.JUDGE}{self.model}"
+
     def reply(self, pair: Pair, order: AnswerOrder) -> str:
         """Return the model's reply about a pair in this order. Raises the errors of Endpoint.ask."""
         return self._endpoint.ask(_question(pair, order))
@@ -84,7 +89,7 @@ def judge_pair(judge: Judge, pair: Pair) -> store.RatingLine:
     first, second = choices.values()
     choice: store.Choice = "skip" if first is None or second is None else first if first == second else "tie"
     excerpts = {order: _excerpt(reply) for order, reply in replies.items()}
-    return store.new_line(pair, f"{store.JUDGE}{judge.model}", choice, "ab", said=choices, replies=excerpts)
+    return store.new_line(pair, judge.rater, choice, "ab", said=choices, replies=excerpts)
 
 
 def _excerpt(reply: str) -> str:
@@ -100,8 +105,7 @@ def run(judge: Judge, paired: PairedAnswers, *, limit: int | None = None, at_onc
     Each rating is written as soon as it is known. The number of pairs that the endpoint refuses is printed at the end;
     the next run asks about them again.
     """
-    name = f"{store.JUDGE}{judge.model}"
-    judged_pairs = {rating.pair for rating in store.current_ratings(paired.file) if rating.rater == name}
+    judged_pairs = {rating.pair for rating in store.current_ratings(paired.file) if rating.rater == judge.rater}
     todo = [pair for pair in paired.pairs[:limit] if (pair.item, pair.digest) not in judged_pairs]
 
     def rate(pair: Pair) -> store.RatingLine:

@@ -92,12 +92,17 @@ def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) 
 def _pair(index: int, row: SampleLine, a: str, b: str) -> Pair:
     """Return the answers of policies `a` and `b` in row `index` as a pair."""
     first, second = row.answers[a], row.answers[b]
-    texts = (row.prompt, first.response, second.response)
-    digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
     sides = {"score": (first.score, second.score), "true_reward": (first.true_reward, second.true_reward)}
     values = {key: (x, y) for key, (x, y) in sides.items() if x is not None and y is not None}
-    prompt, answer_a, answer_b = map(_displayable, texts)
-    return Pair(index, digest, prompt, answer_a, answer_b, values, turns(row.prompt, row.messages))
+    return pair_of(index, row, first.response, second.response)._replace(values=values)
+
+
+def pair_of(index: int, row: SampleLine, first: str, second: str) -> Pair:
+    """Return two answers to the prompt of a row as the pair of this index."""
+    texts = (row.prompt, first, second)
+    digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+    prompt, a, b = map(_displayable, texts)
+    return Pair(index, digest, prompt, a, b, {}, turns(row.prompt, row.messages))
 
 
 def turns(prompt: str, messages: Sequence[object] = ()) -> list[tuple[str, str]]:

@@ -4,7 +4,8 @@ It shows figures, curves, samples and provenance. `page` assembles it. Each sect
 rows and charts, and a template.
 """
 
+from rlhf.report.answers import write_answers
 from rlhf.report.page import data_files, page, write
 from rlhf.report.runs import RunRecords, load
 
-__all__ = ["RunRecords", "data_files", "load", "page", "write"]
+__all__ = ["RunRecords", "data_files", "load", "page", "write", "write_answers"]

@@ -231,7 +231,7 @@ def sections_of_samples(runs: Sequence[RunRecords], charts: Charts) -> list[Sect
         total += len(rows)
         newest_first = sorted(rows, key=lambda row: -row.step)  # of one step they keep their order
         dialogues = [
-            [*_run_named(run, runs), *dialogue(row.prompt, row.messages), *_answers(row)]
+            [*_run_named(run, runs), *dialogue(row.prompt, row.messages), *answer_turns(row)]
             for row in newest_first[:DIALOGUES]
         ]
         shown, folded = shown + dialogues[:OPEN], folded + dialogues[OPEN:]
@@ -243,7 +243,7 @@ def _run_named(run: RunRecords, runs: Sequence[RunRecords]) -> list[Turn]:
     return [Turn("run", run.name, "said prompt")] if len(runs) > 1 else []
 
 
-def _answers(row: SampleLine) -> list[Turn]:
+def answer_turns(row: SampleLine) -> list[Turn]:
     """Return each policy's answer in a line of samples, with its score and true reward if they are known."""
     turns = []
     for policy, answer in row.answers.items():

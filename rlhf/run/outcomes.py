@@ -1,6 +1,6 @@
 """Typed records of what evaluations, checks of data and reproductions have written."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -39,6 +39,14 @@ class SampleLine(Record):
         """Return the answers by policy."""
         answers = self.__pydantic_extra__
         return {name: Answer(response=a) if isinstance(a, str) else a for name, a in answers.items()}
+
+
+def by_prompt(lines: Iterable[SampleLine]) -> dict[str, list[SampleLine]]:
+    """Return the lines of each prompt, in their order."""
+    groups: dict[str, list[SampleLine]] = {}
+    for line in lines:
+        groups.setdefault(line.prompt, []).append(line)
+    return groups
 
 
 class Histogram(Record):

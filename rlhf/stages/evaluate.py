@@ -2,10 +2,8 @@
 
 import functools
 import hashlib
-import itertools
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,10 +25,10 @@ from rlhf.evaluation.policies import (
     of_several_samples,
 )
 from rlhf.evaluation.references import Overlap, answers
-from rlhf.evaluation.reward_model import add_reward_models, reward_model_figures, score_histograms, scores_of
+from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
+from rlhf.evaluation.run_policies import load_roles, role_of, sample_rows
 from rlhf.files import JsonObject, write_json
-from rlhf.models.loading import load_base, load_tokenizer
-from rlhf.models.roles import AdapterStart
+from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import (
@@ -42,7 +40,6 @@ from rlhf.recipe import (
     PolicyStart,
     Recipe,
     Rm,
-    Role,
     ScoreRole,
     StageName,
 )
@@ -75,7 +72,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     pairs = None if recipe.rm is None else _HeldoutPairs(tokenizer, corpus, recipe.rm)
 
     with telemetry.phase("load"):
-        shared = _load_roles(run, device, trained)
+        shared = load_roles(run, device, run.parents.start(), trained)
         check_sampling(shared.base, tokenizer)
         overlap = Overlap(answers(corpus, prompts, options.num_samples), options.bertscore_model, device)
     with telemetry.phase("evaluate"):
@@ -91,8 +88,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     if functions := _reward_functions(reward_sums):
         details["reward_functions"] = functions
     write_json(run.path / "details.json", details | rm_details)
-    run.logs.samples(0, _rows(tokenizer, prompts, samples, options.num_samples))
-    texts = {name: policy.texts[0] for name, policy in samples.items()}
+    run.logs.samples(0, sample_rows(tokenizer, prompts, samples, options.num_samples))
+    texts: dict[str, str] = {name: policy.texts[0] for name, policy in samples.items()}
     return Result(metrics, telemetry.costs(), (tokenizer.prompt_text(prompts[0]), texts))
 
 
@@ -111,17 +108,6 @@ def _prompts_and_rewards(
     for reward_sum in reward_sums:
         prompts = reward_sum.usable(prompts)
     return prompts.test[: recipe.evaluate.max_samples], reward_sums
-
-
-def _load_roles(run: StageRun, device: torch.device, trained: Sequence[PolicyName]) -> SharedBase:
-    """Return the base with the start as `reference`, each trained policy under its stage's name, any reward model."""
-    roles: dict[Role, AdapterStart] = {
-        "reference": run.parents.start(),
-        **{stage: run.parents.folder(stage) for stage in trained},
-    }
-    shared = SharedBase(load_base(run.base, device), roles, lean=run.loaded.recipe.hardware.trunk == "lean")
-    add_reward_models(shared, run)
-    return shared
 
 
 class _HeldoutPairs:
@@ -167,16 +153,15 @@ def _measure_policies(
     demonstrations: Sequence[ScoredText],
     recipe: Recipe,
     reward_fn: EvaluationRewards | None,
-) -> tuple[dict[str, PolicySamples], dict[str, float]]:
+) -> tuple[dict[PolicyLabel, PolicySamples], dict[str, float]]:
     """Return, by policy, its samples and their scores, and its perplexity of the demonstrations."""
     options = recipe.evaluate
-    samples: dict[str, PolicySamples] = {}
+    samples: dict[PolicyLabel, PolicySamples] = {}
     perplexities: dict[str, float] = {}
     for label in labels:
-        role: Role = "reference" if label == "sft" or label == recipe.start else label
         samples[label] = measure(
             shared,
-            role,
+            role_of(label, recipe),
             tokenizer,
             prompts,
             heldout_sampling(options),
@@ -186,7 +171,7 @@ def _measure_policies(
             reward_fn=reward_fn,
         )
         if demonstrations:
-            with shared.roles.using(role):
+            with shared.roles.using(role_of(label, recipe)):
                 perplexities[label] = perplexity(shared.base, demonstrations, tokenizer.pad_id, options.batch_size)
     return samples, perplexities
 
@@ -249,7 +234,7 @@ def _demonstrations(tokenizer: DialogueTokenizer, corpus: Corpus, options: Evalu
 
 
 def _policy_metrics(
-    samples: dict[str, PolicySamples],
+    samples: Mapping[PolicyLabel, PolicySamples],
     perplexities: dict[str, float],
     overlap: Overlap,
     telemetry: Telemetry,
@@ -308,30 +293,3 @@ def heldout_pairs(pairs: Sequence[PreferencePair], margins: Sequence[float]) -> 
 
 def _hash(content: object) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def _rows(
-    tokenizer: DialogueTokenizer, prompts: Sequence[Prompt], samples: dict[str, PolicySamples], samples_per_prompt: int
-) -> list[JsonObject]:
-    """Return a row for each prompt with every policy's answer; with several samples a numbered row for each."""
-    rows = []
-    for i, (prompt, number) in enumerate(itertools.product(prompts, range(samples_per_prompt))):
-        row: JsonObject = {"prompt": tokenizer.prompt_text(prompt)}
-        if samples_per_prompt > 1:
-            row["sample"] = number
-        if tokenizer.template != "hh":  # only a transcript can be parsed back into messages
-            row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
-        for name, policy in samples.items():
-            answer: JsonObject = {"response": policy.texts[i]}
-            if policy.scores is not None:
-                answer["score"] = policy.scores[i].item()
-            if policy.true_rewards is not None:
-                answer["true_reward"] = policy.true_rewards[i].item()
-            if policy.second_scores is not None:
-                answer["second_score"] = policy.second_scores[i].item()
-            if policy.rewards:
-                given = {reward: numbers[i].item() for reward, numbers in policy.rewards.items()}
-                answer["rewards"] = {reward: number for reward, number in given.items() if not math.isnan(number)}
-            row[name] = answer
-        rows.append(row)
-    return rows

@@ -27,8 +27,9 @@ VARIABLES = frozenset(
         "REPORT_TO",
     }
     | {"REWARD", "FIT", "PRICE", "STAGE", "TEMPERATURE", "PORT", "PROMPT", "RESPONSE", "SUMMARY", "URL", "MODEL"}
+    | {"PROMPTS", "STAGES", "N"}
 )
-NOT_OF_MAKE = ("new", "compare", "results", "ratings", "convert")  # commands without a target
+NOT_OF_MAKE = ("new", "compare", "results", "ratings", "convert", "pairs")  # commands without a target
 SWITCHES = {
     "--resume": "RESUME=1",
     "--restart": "RESUME=0",

@@ -118,7 +118,7 @@ def test_prompts_in_another_template_need_their_messages(tmp_path, template):
     root = evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]"}])
     answers = rate(root, ("ann", 0, "b"))
     samples = root / "evaluate" / "samples.jsonl"
-    with pytest.raises(UserError, match=f"prompts of template: {template} cannot be read back; evaluate again"):
+    with pytest.raises(UserError, match=f"cannot be read back; they have template: {template}; evaluate again"):
         export.export(answers, samples, template)
     messages = [{"role": "user", "content": "One?"}]
     evaluation(tmp_path, [row(0) | {"prompt": "<s>[INST] One? [/INST]", "messages": messages}])

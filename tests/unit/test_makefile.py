@@ -105,7 +105,7 @@ def test_unknown_target_is_an_error_even_where_a_folder_has_its_name(name):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("ppo HW=4090 STPES=3", 'no variable STPES; did you mean STAGE? SET="ppo.steps=10" changes a key'),
+        ("ppo HW=4090 STPES=3", 'no variable STPES; did you mean STAGES? SET="ppo.steps=10" changes a key'),
         ("ppo hw=4090", "no variable hw; did you mean HW?"),
         ("ppo it's=x", "no variable it's; SET="),
         ("ppo FIT=12GB", "FIT changes nothing in `make ppo`; it is for plan"),
@@ -155,7 +155,7 @@ def test_a_target_takes_the_variables_whose_options_its_command_has():
     of_out = {"DATA", "WEIGHTS", "SEED"}
     more = {"report": of_out, "ab": of_out, "judge": of_out, "serve": {"RESUME", "STOP_ON", "REPORT_TO", "PRICE"}}
     aside = ANYWHERE | {"VRAM_CAP", "GPU", "IMAGE", "BASE", "FLASH_ATTN"}
-    aside |= {"RUN", "FILES", "REWARD", "AB_ARGS", "SCORE_ARGS"}  # arguments without an option
+    aside |= {"RUN", "FILES", "REWARD", "AB_ARGS", "SCORE_ARGS", "SAMPLE_ARGS"}  # arguments without an option
     for target in [*STAGES, *cli.commands]:
         if target not in takes() or target == "run":
             continue

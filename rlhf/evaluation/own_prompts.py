@@ -1,0 +1,119 @@
+"""Answers of a run's policies to prompts of one's own, sampled and scored as an evaluation does with held-out ones."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf.data import formats, raw
+from rlhf.data.corpus import Prompt
+from rlhf.data.parsing import parse_prompt
+from rlhf.data.rows import Document
+from rlhf.errors import UserError
+from rlhf.files import JsonObject
+from rlhf.process import cuda
+from rlhf.recipe import POLICIES, PRETRAIN, REWARD_MODELS, SFT, PolicyLabel
+from rlhf.run.directory import StageRun
+from rlhf.run.layout import SUMMARY
+from rlhf.terminal.progress import working
+
+LABELS: tuple[PolicyLabel, ...] = ("base", SFT, *POLICIES)
+
+
+class OwnPrompts(NamedTuple):
+    """Prompts in the order of their file, each once, and how many of its rows repeat one."""
+
+    prompts: list[Prompt]
+    repeated: int
+
+
+def read(file: Path) -> OwnPrompts:
+    """Return the prompts of a text (`.txt`) with one on each line, or of a data file's rows.
+
+    Raises UserError for a file without prompts.
+    """
+    if file.suffix == ".txt":
+        found = [parse_prompt(line, source) for source, line in raw.lines(file)]
+    else:
+        try:
+            data = formats.read([file], advice=formats.CHECK_ADVICE)
+        except UserError as error:
+            raise UserError(f"{error}; of a .txt file each line is a prompt") from None
+        found = [row.prompt for row in data.rows if not isinstance(row, Document)]
+    if not found:
+        raise UserError(f"{file}: no prompts; write one on each line of a .txt file, or rows with a 'prompt'")
+    prompts = list(dict.fromkeys(found))
+    return OwnPrompts(prompts, len(found) - len(prompts))
+
+
+def require(run: StageRun, labels: Sequence[PolicyLabel]) -> list[PolicyLabel]:
+    """Return the policies to sample from: these, or the base, the start and every policy that was trained.
+
+    They and the reward models that are finished are verified. No library is imported before. Raises ParentMissing or
+    UserError.
+    """
+    recipe, parents = run.loaded.recipe, run.parents
+    chosen = list(labels) or list(dict.fromkeys(("base", recipe.start, *parents.trained_policies())))
+    made = [label for label in chosen if label != "base"]
+    scoring = [name for name in REWARD_MODELS if recipe.section(name) and (parents.folder(name) / SUMMARY).exists()]
+    for stage in (*((PRETRAIN,) if recipe.pretrain else ()), *made, *scoring):
+        parents.require(stage)
+    return chosen
+
+
+class Answers(NamedTuple):
+    """Rows as in samples.jsonl, `count` for each prompt, and the number of prompts that were cut."""
+
+    rows: list[JsonObject]
+    cut: int
+
+
+def sample(
+    run: StageRun,
+    labels: Sequence[PolicyLabel],
+    prompts: Sequence[Prompt],
+    count: int,
+    temperature: float | None = None,
+    tokens: int | None = None,
+) -> Answers:
+    """Sample `count` answers to each prompt from each policy, with its scores by the reward models that are finished.
+
+    Sampling is that of `evaluate` in the recipe, and so is its stream of random numbers: the same prompts give the same
+    answers. `temperature` and `tokens`, of the longest answer, replace the recipe's.
+    """
+    recipe = run.loaded.recipe
+    cuda.set_environment(recipe)
+    from rlhf.evaluation.policies import heldout_sampling, measure
+    from rlhf.evaluation.run_policies import load_roles, role_of, sample_rows
+    from rlhf.models.loading import load_tokenizer
+    from rlhf.process.torch_setup import set_up_torch
+    from rlhf.rollout.probe import check_sampling
+
+    device = set_up_torch(recipe)
+    tokenizer = load_tokenizer(run.base)
+    sampling = heldout_sampling(recipe.evaluate)
+    sampling = replace(
+        sampling,
+        temperature=sampling.temperature if temperature is None else temperature,
+        response_length=tokens or sampling.response_length,
+    )
+    _, cut = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
+    trained = [label for label in labels if label != "base" and label != SFT]
+    start = run.parents.start() if {SFT, *trained} & {*labels} else None  # the base needs no SFT
+    with working("loading the policies"):
+        shared = load_roles(run, device, start, trained)
+        check_sampling(shared.base, tokenizer)
+    samples = {
+        label: measure(
+            shared,
+            role_of(label, recipe),
+            tokenizer,
+            prompts,
+            sampling,
+            seed=recipe.seed,
+            with_true_reward=False,
+            samples_per_prompt=count,
+        )
+        for label in labels
+    }
+    return Answers(sample_rows(tokenizer, prompts, samples, count), cut)
