@@ -48,7 +48,7 @@
 ##+ REV          commit, branch or tag for `make bench-against` [where the branch left main; on main the commit before]
 ##+ CASES        number of malformed inputs that `make fuzz` tries [1050]
 ##+ KILLS        number of times that `make fuzz` interrupts stages [119]
-##+ ONLY         one group of `make fuzz`, or one case, for example run_dirs, kills or run_dirs:17
+##+ ONLY         policies that `make evaluate` compares, "ppo dpo"; one group or case of `make fuzz`, run_dirs:17
 ##+ VRAM_CAP     limit on the memory used of a card, for example 24GB, to try what fits a smaller one
 ##+ GPU          which card to use, by its number in nvidia-smi or its UUID; several: 0,1 [the first; all for torchrun]
 ##+ IMAGE        an existing image, used instead of one built from this folder
@@ -96,6 +96,7 @@ images := IMAGE BASE FLASH_ATTN
 card   := VRAM_CAP GPU $(if $(filter local,$(RUNTIME)),,$(images))
 give    = $(foreach t,$1,$(eval takes.$t := $2))
 $(call give,$(stages),$(stage) $(card))
+$(call give,evaluate,$(stage) ONLY $(card))
 $(call give,chat,$(of_run) STAGE TEMPERATURE $(card))
 $(call give,sample,$(of_run) PROMPTS STAGES N TEMPERATURE SAMPLE_ARGS $(card))
 $(call give,score,$(of_run) FILES PROMPT RESPONSE SCORE_ARGS $(card))
@@ -150,7 +151,7 @@ OUT := runs$(if $(WEIGHTS),/weights-$(notdir $(patsubst %/,%,$(WEIGHTS))))$(if $
 endif
 
 # Each variable as the option of its name, with its value as typed. A run has its own settings, a RECIPE its hardware.
-SEVERAL := DATA SET STOP_ON REPORT_TO
+SEVERAL := DATA SET STOP_ON REPORT_TO ONLY
 names   := $(filter-out RUN FILES REWARD VRAM_CAP GPU $(images) %_ARGS,$(sort $(foreach t,$(TARGETS),$(takes.$t))))
 lower   := $(join $(names:=>--),$(shell echo $(names) | sed y/ABCDEFGHIJKLMNOPQRSTUVWXYZ_/abcdefghijklmnopqrstuvwxyz-/))
 option   = $(patsubst $1>%,%,$(filter $1>%,$(lower)))

@@ -20,7 +20,15 @@ from rlhf.errors import UserError
 from rlhf.recipe import EVALUATE, POLICIES, RM, SFT, PolicyLabel
 from rlhf.run import reader
 from rlhf.run.evidence import Word, verdict
-from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
+from rlhf.run.finished import (
+    evaluate_again,
+    finished_evaluation,
+    not_evaluated,
+    read_manifest,
+    read_summary,
+    reward_model_digest,
+    stage_folder,
+)
 from rlhf.run.layout import MANIFEST, SAMPLES
 from rlhf.run.outcomes import Answer, Details, SampleLine
 
@@ -91,6 +99,8 @@ def load(run_directory: Path, stage: PolicyLabel | None = None, scored: Path | N
     summary, manifest = finished_evaluation(run_directory), read_manifest(folder)
     samples = _lines(folder / SAMPLES)
     stage = stage or _first_policy(samples, folder / SAMPLES)
+    if stage not in samples[0].answers:
+        _explain_missing(run_directory, stage)
     answers = _answers(samples, stage, folder / SAMPLES)
     rm_summary = read_summary(stage_folder(run_directory, RM))
     reward_model = own_reward_model = reward_model_digest(rm_summary) if rm_summary else None
@@ -122,6 +132,17 @@ def load(run_directory: Path, stage: PolicyLabel | None = None, scored: Path | N
         settings=manifest.settings.plain() | ({stage: policy_settings[stage]} if stage in policy_settings else {}),
         details=reader.read(folder / "details.json", Details) or Details(),
     )
+
+
+def _explain_missing(run_directory: Path, stage: PolicyLabel) -> None:
+    """Raise UserError for a policy of the run that its evaluation has not seen, with the way to evaluate it."""
+    again = evaluate_again(run_directory)
+    if stage != "base" and not_evaluated(run_directory, [stage]):
+        raise UserError(
+            f"{run_directory / EVALUATE}: it has not seen {stage}, which has finished since: evaluate again, {again}"
+        )
+    if stage != "base" and (run_directory / stage / MANIFEST).is_file():
+        raise UserError(f"{run_directory / stage}: {stage} still trains, or was stopped: let it finish, then {again}")
 
 
 def _lines(file: Path) -> list[SampleLine]:

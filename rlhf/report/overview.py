@@ -11,7 +11,7 @@ from rlhf.recipe.released import difference
 from rlhf.report.parts import STAGE_TITLES, Charts, Section
 from rlhf.report.runs import RunRecords, check_evaluation
 from rlhf.run.evidence import IS_WORSE, NOT_KNOWN, START_IN_WORDS, Gain, gains_over_start, origin_of
-from rlhf.run.finished import totals
+from rlhf.run.finished import evaluate_again, not_evaluated, totals
 from rlhf.run.records import Manifest, Summary
 from rlhf.terminal import counted, wording
 
@@ -68,6 +68,13 @@ def outcome(
     if worse:
         sentences.insert(0, f"{_compared(worse)} worse than {_starts(worse)}.")
     return " ".join(sentences), kind
+
+
+def _not_evaluated(run: RunRecords) -> str:
+    """Return a sentence that follows the outcome where policies have finished after the evaluation; else ""."""
+    missing = not_evaluated(run.run_directory) if EVALUATE in run.manifests else []
+    names = ", ".join(STAGE_TITLES[stage] for stage in missing)
+    return f" Not in the evaluation: {names}; evaluate again, {evaluate_again(run.run_directory)}." if missing else ""
 
 
 def _compared(gained: Sequence[Gain]) -> str:
@@ -202,6 +209,7 @@ def sections_of_overview(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     for run in runs:
         gained = gains_over_start(_unchanged(run))
         sentence, kind = outcome(run.manifests, run.summaries, run.price, run.unreadable, gained)
+        sentence += _not_evaluated(run)
         facts_text = " · ".join(facts(run.manifests, run.summaries, run.price))
         name = run.name if len(runs) > 1 else ""
         stages_picture = picture(run.manifests, run.summaries, run.unreadable)

@@ -17,7 +17,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlhf import recipe as recipes
@@ -69,7 +69,8 @@ class StageRun:
         """
         self.loaded, self.stage, self.is_main = loaded, stage, is_main
         self.run_directory = out / loaded.name / loaded.version
-        self.path = self.run_directory / stage
+        self.path = self._place = self.run_directory / stage
+        self._beside = self.run_directory / ".new" / stage  # named as the stage, which checks of results compare
         self.parents = Parents(
             loaded, stage, self.run_directory, reuse_root / loaded.name / loaded.version if reuse_root else None, only
         )
@@ -128,7 +129,10 @@ class StageRun:
         make_run_directory(self.run_directory)
         checkpoint = self._checkpoint_to_resume() if resume else None
         if checkpoint is None and os.path.lexists(self.path):
-            self.set_aside()
+            if self.stage in REMADE and (self.path / SUMMARY).exists():
+                self._work_beside()
+            else:
+                self.set_aside()
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._manifest |= {
             "schema": SCHEMA,
@@ -181,6 +185,8 @@ class StageRun:
             yield
             return
         with locked(self.path):
+            if (self._beside / SUMMARY).exists() and not os.path.lexists(self.path):
+                self._beside.rename(self.path)  # it was killed when it had set the earlier result aside
             is_new = not os.path.lexists(self.path)
             try:
                 yield
@@ -188,6 +194,9 @@ class StageRun:
                 if is_new and _holds_no_work(self.path, logs=()):
                     shutil.rmtree(self.path)
                 raise
+            finally:
+                if self.path == self._beside:
+                    self._leave_beside()
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -240,18 +249,46 @@ class StageRun:
             sync_tree(self.path / folder)
         self.logs.sync()
         write_json(self.path / SUMMARY, summary.content())
+        if self.path == self._beside:
+            self.path = self._place
+            self.set_aside()
+            self._beside.rename(self.path)
+            self._beside.parent.rmdir()
         return read_summary(self.path)
 
-    def set_aside(self) -> None:
-        """Rename the directory; delete it instead if it holds no work. Findings are kept, for a message names them."""
-        if _holds_no_work(self.path, LOGS.keys() - {FINDINGS}):
-            shutil.rmtree(self.path)
+    def set_aside(self, folder: Path | None = None) -> None:
+        """Rename the directory; delete it instead if it holds no work. Findings are kept, for a message names them.
+
+        `folder` is another one that was written for this stage.
+        """
+        folder = folder or self.path
+        if _holds_no_work(folder, LOGS.keys() - {FINDINGS}):
+            shutil.rmtree(folder)
             return
-        aside = free_name(self.path.with_name(f"{self.stage}.before"))
-        self.path.rename(aside)
+        aside = free_name(self._place.with_name(f"{self.stage}.before"))
+        folder.rename(aside)
         say(f"{self.stage}: the earlier directory was moved to {aside}{self._advice_about(aside)}")
 
     # -- details ---------------------------------------------------------------------------------------------------
+
+    def _work_beside(self) -> None:
+        """Make the result in another folder, which takes this place once it is finished; until then the earlier counts.
+
+        What a run that was killed left there is cleared away.
+        """
+        if os.path.lexists(self._beside):
+            self.set_aside(self._beside)
+        self.path = self._beside
+        self.logs.folder = self.path
+        self.checkpoints = Checkpoints(self.path / "checkpoints", self.is_main)
+
+    def _leave_beside(self) -> None:
+        """Clear away a result that is not finished; the earlier one was never touched."""
+        if os.path.lexists(self._beside):
+            self.set_aside(self._beside)
+        with suppress(OSError):
+            self._beside.parent.rmdir()
+        self.path = self._place
 
     def _wall(self) -> float:
         """Return the seconds that the stage has taken, those before it was resumed included."""

@@ -67,8 +67,8 @@ def way_to_know(value: float, interval: Ends | None, prompts: int | None) -> str
     needed = None if prompts is None else prompts_that_tell(value, interval, prompts)
     more = "more prompts" if needed is None else f"about {needed:,} prompts"
     return (
-        f"{more} would tell (`rlhf run evaluate` with --set evaluate.max_samples={needed or 'N'} and another --out; "
-        "data.heldout_fraction sets them apart)"
+        f"{more} would tell (`rlhf run evaluate` with the run's options, --set evaluate.max_samples={needed or 'N'}, "
+        "another --out and --reuse of this one; data.heldout_fraction sets prompts apart)"
     )
 
 

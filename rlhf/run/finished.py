@@ -8,13 +8,13 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import read_json, replacing, sha256
-from rlhf.recipe import EVALUATE, PRETRAIN, STAGE_TABLE, STAGES, StageName
+from rlhf.recipe import EVALUATE, POLICIES, PRETRAIN, STAGE_TABLE, STAGES, StageName
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.totals import compare_total
 from rlhf.run import reader, records
@@ -95,6 +95,22 @@ def finished_evaluation(run_directory: Path) -> records.Summary:
             )
         raise UserError(f"{run_directory / EVALUATE}: no finished evaluation; first {line}")
     return verified(run_directory, EVALUATE)
+
+
+def not_evaluated(run_directory: Path, policies: Iterable[StageName] = POLICIES) -> list[StageName]:
+    """Return the finished ones of these policies that a run's finished evaluation has not seen; none without one.
+
+    Raises UserError for a damaged manifest.
+    """
+    if not (run_directory / EVALUATE / SUMMARY).is_file():
+        return []
+    seen = read_manifest(run_directory / EVALUATE).parents
+    return [name for name in policies if name not in seen and (run_directory / name / SUMMARY).is_file()]
+
+
+def evaluate_again(run_directory: Path) -> str:
+    """Return the command that evaluates a run, for a message."""
+    return f"`{shlex.join(['rlhf', 'run', EVALUATE, str(run_directory)])}`"
 
 
 def check_result(path: Path, summary: records.Summary, largest: int | None = None) -> None:

@@ -1,6 +1,7 @@
 """The stages that a run builds on: where each of them is, and whether it was made with the run's settings."""
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -112,16 +113,30 @@ class Parents:
             if self.loaded.recipe.section(policy) is None:
                 raise UserError(recipes.no_section(policy, self.loaded))
             raise ParentMissing(policy, self.folder(policy))
-        left_out = [] if self.only else [policy for policy in self.loaded.recipe.policies() if policy not in trained]
-        for policy in left_out:
-            folder = self.run_directory / policy
-            if (folder / MANIFEST).exists():
-                others = " ".join(f"--only {name}" for name in trained)
-                alone = f", or evaluate the others alone with {others}" if others else ""
-                raise UserError(f"{folder}: {policy} still trains, or was stopped: let it finish{alone}")
-        if left_out:
-            say(f"not evaluated, for this run has not trained them: {', '.join(left_out)}")
+        if begun := self._begun(trained):
+            only = [word for name in trained for word in ("--only", name)]
+            others = shlex.join(["rlhf", "run", EVALUATE, str(self.run_directory), *only])
+            alone = f", or evaluate the others alone, `{others}`" if only else ""
+            folder = self.run_directory / begun[0]
+            raise UserError(f"{folder}: {begun[0]} still trains, or was stopped: let it finish{alone}")
+        self.say_what_is_left_out(trained)
         return trained
+
+    def _begun(self, trained: Sequence[PolicyName]) -> list[PolicyName]:
+        """Return the policies of the recipe that this run has begun and not finished; none if some were asked for."""
+        others = [] if self.only else [policy for policy in self.loaded.recipe.policies() if policy not in trained]
+        return [policy for policy in others if (self.run_directory / policy / MANIFEST).exists()]
+
+    def say_what_is_left_out(self, trained: Sequence[PolicyName]) -> None:
+        """Say which policies of the recipe an evaluation of the `trained` ones is without; none if some were named."""
+        begun = self._begun(trained)
+        others = [] if self.only else [policy for policy in self.loaded.recipe.policies() if policy not in trained]
+        for words, policies in (
+            ("this run has not trained them", [policy for policy in others if policy not in begun]),
+            ("they still train, or were stopped", begun),
+        ):
+            if policies:
+                say(f"not evaluated, for {words}: {', '.join(policies)}; evaluate again when it has finished them")
 
     def elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another run has finished a stage with the same settings, or None."""

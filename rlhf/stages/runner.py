@@ -90,6 +90,8 @@ def execute(
         summary = run.done()
         if summary is not None:
             follow_base(run.run_directory, stage)
+            if stage == EVALUATE and run.is_main:
+                run.parents.say_what_is_left_out(run.parents.trained_policies())
             return Executed(summary, None, run.path)
         check_settings(loaded, stage)
         if resume is None and (step := run.step_to_resume()) is not None:

@@ -25,6 +25,7 @@ VARIABLES = frozenset(
         "RESUME",
         "STOP_ON",
         "REPORT_TO",
+        "ONLY",
     }
     | {"REWARD", "FIT", "PRICE", "STAGE", "TEMPERATURE", "PORT", "PROMPT", "RESPONSE", "SUMMARY", "URL", "MODEL"}
     | {"PROMPTS", "STAGES", "N"}

@@ -4,10 +4,16 @@ import random
 
 import pytest
 
+from rlhf import report
+from rlhf.errors import UserError
+from rlhf.evaluation import compare
+from rlhf.files import sha256
+from rlhf.report import overview
 from rlhf.run import evidence
 from rlhf.run.evidence import Gain
 from rlhf.stats import mean_interval
 from tests.helpers import not_none
+from tests.records import summary_of, write_records
 
 WORDS = {(0.1, 0.4): "better", (-0.4, -0.1): "worse", (-0.1, 0.4): "not known yet", (-0.05, 0.08): "not known yet"}
 
@@ -57,8 +63,25 @@ def test_at_the_number_of_prompts_that_tell_four_of_five_intervals_exclude_zero(
 
 
 def test_a_gain_of_an_evaluation_has_its_start_by_the_policies_that_were_measured():
-    from tests.records import summary_of
-
     metrics = {"base/score": 0.4, "ppo/score": 0.6, "ppo/score_gain_sd": 0.2, "ppo/heldout_prompts": 9}
     (one,) = evidence.gains_over_start({"evaluate": summary_of(stage="evaluate", metrics=metrics)})
     assert (one.title, one.prompts, one.interval) == ("PPO against the base", 9, None)
+
+
+def test_a_policy_that_finished_after_the_evaluation_is_named_and_how_to_evaluate_again(tmp_path):
+    run = tmp_path / "cpu-tiny" / "v1"
+    (run / "evaluate").mkdir(parents=True)
+    (run / "evaluate/samples.jsonl").write_text('{"step": 0, "prompt": "a", "ppo": {"response": "b"}}\n')
+    write_records(run / "ppo")
+    write_records(run / "evaluate", {"parents": {"ppo": sha256(run / "ppo/summary.json")}})
+    assert compare.load(run, "ppo").policy == "ppo" and overview._not_evaluated(report.load(run)) == ""
+    with pytest.raises(UserError, match="no answer of dpo; choose --stage from: ppo"):
+        compare.load(run, "dpo")
+    write_records(run / "dpo")
+    again = f"evaluate again, `rlhf run evaluate {run}`"
+    with pytest.raises(UserError, match=f"it has not seen dpo, which has finished since: {again}"):
+        compare.load(run, "dpo")
+    assert overview._not_evaluated(report.load(run)) == f" Not in the evaluation: DPO; {again}."
+    (run / "dpo/summary.json").unlink()
+    with pytest.raises(UserError, match="dpo still trains, or was stopped: let it finish, then `rlhf run evaluate"):
+        compare.load(run, "dpo")

@@ -198,7 +198,7 @@ def test_a_run_whose_recipe_is_gone_names_the_option_for_it(command, run, tmp_pa
             ["ppo"],
             ["dpo"],
             [],
-            "ppo still trains, or was stopped: .* evaluate the others alone with --only dpo$",
+            "ppo still trains, or was stopped: .* the others alone, `rlhf run evaluate .*/cpu-tiny/v1 --only dpo`$",
         ),
         (["ppo"], [], [], "ppo still trains, or was stopped: let it finish$"),
         (["ppo"], ["dpo"], ["dpo"], ["dpo"]),

@@ -21,7 +21,7 @@ from rlhf.recipe import published
 from rlhf.run import other_settings, provenance, reader, records
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import StageRun
-from rlhf.run.finished import verified
+from rlhf.run.finished import finished_evaluation, verified
 from rlhf.run.lock import locked
 from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Code, Costs, LogLine, Summary
@@ -253,6 +253,57 @@ def test_a_stage_that_stopped_on_a_finding_says_how_to_go_on_and_its_findings_ar
     checkpoint(again, 1)
     with pytest.raises(UserError, match="or continue from the checkpoint with --resume and without --stop-on"):
         LiveChecks(again, ["nan"]).on_metrics(2, {"loss": math.nan})
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path) -> Path:
+    """The folder of a finished evaluation."""
+    folder = tmp_path / "cpu-tiny/v1/evaluate"
+    folder.mkdir(parents=True)
+    (folder / "samples.jsonl").write_text('{"step": 0, "prompt": "earlier"}\n')
+    write_records(folder)
+    return folder
+
+
+def evaluating(out: Path) -> StageRun:
+    run = StageRun(out, small(), "evaluate")
+    run.parents.hashes = dict  # type: ignore[method-assign]  # none are there, and none are needed
+    return run
+
+
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt, UserError])
+def test_a_finished_evaluation_stays_until_another_one_is_finished(evaluated: Path, tmp_path, stopped):
+    def text() -> str:
+        return (evaluated / "samples.jsonl").read_text()
+
+    earlier, run = text(), evaluating(tmp_path)
+    with pytest.raises(stopped), run.locked():
+        run.start(False, [], DEVICE)
+        run.logs.samples(0, [{"prompt": "later"}])
+        assert text() == earlier and finished_evaluation(evaluated.parent).stage == "evaluate"
+        raise stopped("stopped")
+    assert text() == earlier and [path.name for path in evaluated.parent.iterdir() if path.is_dir()] == ["evaluate"]
+    killed = evaluating(tmp_path)
+    killed.start(False, [], DEVICE)
+    killed.logs.samples(0, [{"prompt": "of a run that was killed"}])
+    run = evaluating(tmp_path)
+    with run.locked():
+        run.start(False, [], DEVICE)
+        run.logs.samples(0, [{"prompt": "later"}])
+        assert run.finish({}, COSTS) is not None and run.path == evaluated
+    assert "later" in text() and "killed" not in text() and finished_evaluation(evaluated.parent)
+    aside = evaluated.with_name("evaluate.before-1")
+    assert (aside / "samples.jsonl").read_text() == earlier
+    assert {path.name for path in evaluated.parent.iterdir() if path.is_dir()} == {"evaluate", "evaluate.before-1"}
+
+
+def test_an_evaluation_that_was_killed_between_two_renames_is_found_again(evaluated, tmp_path):
+    beside = evaluated.parent / ".new" / "evaluate"
+    beside.parent.mkdir()
+    evaluated.rename(beside)
+    with evaluating(tmp_path).locked():
+        pass
+    assert finished_evaluation(evaluated.parent).stage == "evaluate"
 
 
 @pytest.mark.parametrize("content", [None, "{"])
