@@ -24,7 +24,6 @@ from rlhf.recipe.random_weights import random_weights_changes
 from rlhf.recipe.schema import (
     Dialogues,
     Dpo,
-    Evaluate,
     Merge,
     Optimization,
     Pretrain,
@@ -34,6 +33,7 @@ from rlhf.recipe.schema import (
     StageOptions,
 )
 from rlhf.recipe.schema_data import Additions, Data, Flaw, Lengths, Sums, Toy
+from rlhf.recipe.schema_evaluate import Evaluate, UnrelatedTask
 from rlhf.recipe.schema_model import Architecture, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineBase, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.stages import (
@@ -117,6 +117,7 @@ __all__ = [
     "Tokenizer",
     "Toy",
     "TrainingName",
+    "UnrelatedTask",
     "as_yaml",
     "available",
     "changed_settings",

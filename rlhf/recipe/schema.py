@@ -22,21 +22,19 @@ from rlhf.recipe.bounds import (
     BatchRows,
     Decay,
     Epochs,
-    Name,
     NonNegative,
     Positive,
     Rate,
     RowCount,
-    Samples,
     Seed,
     Steps,
-    Temperature,
     Tokens,
 )
 from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
 from rlhf.recipe.context import context_length, too_long
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.schema_data import Data
+from rlhf.recipe.schema_evaluate import Evaluate
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import GroupOptions, Grpo, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.stages import (
@@ -186,19 +184,6 @@ class Kto(Dialogues):
         if self.group_by_length:
             raise ValueError("group_by_length: kto keeps the rows of a micro-batch together; set it to false")
         return self
-
-
-class Evaluate(Section):
-    """The comparison of policies with SFT on held-out prompts."""
-
-    max_samples: RowCount
-    batch_size: BatchRows
-    response_length: Tokens
-    max_prompt_length: Tokens
-    temperature: Temperature = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens with this total probability
-    num_samples: Samples = 1  # answers of each policy to each prompt
-    bertscore_model: Name | None = None  # folder of a BERT-like encoder; null: no BERTScore
 
 
 class Merge(Section):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.evaluation.best_of_n import best_by_score, sizes
+from rlhf.evaluation.unrelated import MEAN, changes_in, verdict
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
 from rlhf.recipe import EVALUATE, ONLINE, RM, SECOND_RM
@@ -13,6 +14,7 @@ from rlhf.recipe.stages import OF_REWARD_MODELS, POLICIES, STARTS
 from rlhf.report.parts import (
     LINE_COLOURS,
     STAGE_TITLES,
+    Cell,
     Chart,
     Charts,
     Section,
@@ -114,6 +116,22 @@ def _judgements(run: RunRecords, policy: str) -> dict[str, list[list[float]]]:
         prompts[-1].append(row.answers.get(policy, Answer(response="")))
     given = {judge: [[getattr(answer, judge) for answer in answers] for answers in prompts] for judge in JUDGES}
     return {judge: numbers for judge, numbers in given.items() if not any(None in row for row in numbers)}
+
+
+def sections_of_unrelated(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+    """Return what every policy lost or gained in tasks that no stage trains, beside the noise of sampling."""
+    rows: list[tuple[object, ...]] = []
+    for run in runs:
+        check_evaluation(run)
+        metrics = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
+        for policy in POLICIES:
+            for found in changes_in(metrics, policy):
+                numbers = (metrics[f"{policy}/{MEAN}{found.task}"], found.change, found.noise)
+                judged = Cell(verdict([found]).partition(":")[0], "bad" if found.is_loss else "good")
+                rows.append((run.name, policy, found.task, *map(number, numbers), judged))
+    columns = ("run", "policy", "task", "mean reward", "more than its start", "noise (95 %)", "")
+    unrelated = table(columns, rows, len(runs) > 1, numbers=(3, 4, 5))
+    return [Section("What was not trained", "table.html", unrelated)] if unrelated else []
 
 
 def sections_of_ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:

@@ -15,6 +15,7 @@ from rlhf.report.evaluation import (
     sections_of_ratings,
     sections_of_reward_model,
     sections_of_samples,
+    sections_of_unrelated,
 )
 from rlhf.report.overview import sections_of_overview
 from rlhf.report.parts import LINE_COLOURS, Charts, Section, sections_or_problem
@@ -40,6 +41,7 @@ SECTIONS: tuple[Builder, ...] = (
     sections_of_frontier,
     sections_of_policies,
     sections_of_best_of_n,
+    sections_of_unrelated,
     sections_of_ratings,
     sections_of_reward_model,
     sections_of_time,

@@ -27,6 +27,7 @@ from rlhf.evaluation.policies import (
 from rlhf.evaluation.references import Overlap, answers
 from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
 from rlhf.evaluation.run_policies import load_roles, role_of, sample_rows
+from rlhf.evaluation.unrelated import changes_in, metrics_of, verdict
 from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
@@ -47,11 +48,13 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.outcomes import RewardModelFigures
+from rlhf.stages import unrelated
 from rlhf.stages.corpus import load_corpus
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_sum import ByName, RewardSum, total_figures
 from rlhf.stages.result import Result
 from rlhf.stats import clustered_share, outcomes
+from rlhf.terminal import say
 
 # With the start's name; they are logged under that already.
 REPEATED = ("response_length_", "score_", "true_reward_", "second_score_")
@@ -69,6 +72,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     trained = run.parents.trained_policies()
     prompts, reward_sums = _prompts_and_rewards(run, corpus, tokenizer, trained)
     demonstrations = _demonstrations(tokenizer, corpus, options)
+    tasks = unrelated.load(recipe, tokenizer, run.path)
     pairs = None if recipe.rm is None else _HeldoutPairs(tokenizer, corpus, recipe.rm)
 
     with telemetry.phase("load"):
@@ -80,13 +84,22 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         reward_fn = _reward_fn(reward_sums) if reward_sums else None
         samples, perplexities = _measure_policies(shared, labels, tokenizer, prompts, demonstrations, recipe, reward_fn)
         rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})
+        solved = {
+            label: unrelated.rewards_of(tasks, shared, role_of(label, recipe), tokenizer, recipe) for label in labels
+        }
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry, recipe.start) | rm_metrics
+    for label in labels if tasks else ():
+        metrics |= {f"{label}/{key}": value for key, value in metrics_of(label, recipe.start, solved).items()}
+        if found := changes_in(metrics, label):
+            say(f"evaluate: {label}, tasks that were not trained: {verdict(found)}")
     metrics |= total_figures({f.name: f for reward_sum in reward_sums for f in reward_sum.called}.values())
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
     details: JsonObject = {"scores": histograms.plain() if histograms else None}
     if functions := _reward_functions(reward_sums):
         details["reward_functions"] = functions
+    if tasks:
+        details["unrelated"] = {task.name: task.facts for task in tasks}
     write_json(run.path / "details.json", details | rm_details)
     run.logs.samples(0, sample_rows(tokenizer, prompts, samples, options.num_samples))
     texts: dict[str, str] = {name: policy.texts[0] for name, policy in samples.items()}

@@ -114,7 +114,7 @@ def check_section(loaded: PinnedRecipe, stage: StageName) -> None:
 
 
 def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
-    """Raise UserError where an unfinished stage needs a reward function, a judge or an encoder that is not there.
+    """Raise UserError where an unfinished stage needs a function, a judge, an encoder or a file that is not there.
 
     Also for sequences beyond the model's context.
     """
@@ -125,8 +125,13 @@ def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
             if name != MODEL_REWARD:
                 reward_functions.find(name, f"{stage}.reward_funcs")
         check_best_by(loaded.recipe, stage, options)
-    elif isinstance(options, Evaluate) and options.bertscore_model is not None:
-        check_encoder(Path(options.bertscore_model))
+    elif isinstance(options, Evaluate):
+        for task in options.unrelated or ():
+            reward_functions.find(task.reward, "evaluate.unrelated")
+            if not Path(task.file).is_file():
+                raise UserError(f"evaluate.unrelated: no file {task.file}")
+        if options.bertscore_model is not None:
+            check_encoder(Path(options.bertscore_model))
 
 
 def check_device(loaded: PinnedRecipe) -> None:

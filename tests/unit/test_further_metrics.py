@@ -85,7 +85,8 @@ def test_gap_between_proxy_and_truth_ties_and_variety():
 def test_empty_and_equal_answers_are_counted():
     """Blank and zero-width answers say nothing; equal ones are equal to each other, whatever the prompt."""
     texts = ["7", "", "7", "\u200b \n", "8", "7"]
-    metrics = further_metrics(*[measured([0.0] * 6, [1] * 6, texts=texts)] * 2, {}, "sft")
+    policy = measured([0.0] * 6, [1] * 6, texts=texts)
+    metrics = further_metrics(policy, policy, {}, "sft")
     assert metrics["empty_rate"] == 2 / 6 and metrics["equal_rate"] == 3 / 6
 
 

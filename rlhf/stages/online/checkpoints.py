@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from rlhf.errors import UserError
-from rlhf.files import write_json
+from rlhf.files import JsonObject, write_json
 from rlhf.recipe import MODEL_REWARD, OnlineOptions, Recipe, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import METRICS
@@ -40,7 +40,7 @@ def update_checkpoints(run: StageRun, options: OnlineOptions) -> int | None:
     if options.keep_checkpoints != "all":
         run.checkpoints.keep_newest(keep=options.keep_checkpoints, spare=best)
     kept = [{"step": step} | evaluations[step] for step in run.checkpoints.steps() if step in evaluations]
-    chosen = {"kl_limit": options.best_kl_limit, "best_step": best, "checkpoints": kept}
+    chosen: JsonObject = {"kl_limit": options.best_kl_limit, "best_step": best, "checkpoints": kept}
     if options.best_by is not None:
         chosen["best_by"] = options.best_by
     write_json(run.path / "checkpoints" / "best.json", chosen)
