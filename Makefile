@@ -56,14 +56,14 @@
 ##+ FLASH_ATTN   1: compile flash-attn into the image; BASE must have nvcc [0: attention is torch's own]
 ##+ PYTHON       interpreter for `make setup`, 3.11 to 3.13 [python3]
 ##+ VENV         folder of the installed packages [.venv]
-##+ EXTRAS       extras to install [gpu,math,report,serve,tasks,tracking; dev, docs, wandb, trackio when needed]
+##+ EXTRAS       extras to install [gpu,math,report,serve,tracking; dev, docs, wandb, trackio when needed]
 
 HW      ?= cpu
 RUNTIME ?= $(if $(on_cpu),local,docker)
 IMAGE   ?= rlhf-one-gpu:$(version)
 PYTHON  ?= python3
 VENV    ?= .venv
-EXTRAS  ?= gpu math report serve tasks tracking $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS)) \
+EXTRAS  ?= gpu math report serve tracking $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS)) \
            $(if $(filter test test-% fuzz lint bench-micro bench-gpu bench-against,$(MAKECMDGOALS)),dev)
 
 MAIN    := help-all setup recipes plan rehearse fetch data-check reward sft rm ppo grpo dpo all evaluate report chat

@@ -34,7 +34,7 @@ uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
 #
 # A constraints file: it names versions and installs nothing by itself.
 #
-#     pip install -c requirements/cpu.txt -e '.[gpu,math,report,serve,tasks,tracking]'
+#     pip install -c requirements/cpu.txt -e '.[gpu,math,report,serve,tracking]'
 #
 # Left out are the CUDA libraries and triton. torch's CUDA wheel asks for their exact versions itself, the CPU-only
 # wheel has no use for them, and torch==2.13.0 below admits both wheels: the file serves a GPU as well as a CPU.

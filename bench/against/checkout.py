@@ -77,7 +77,7 @@ def _interpreter(folder: Path, root: Path) -> str:
     ours, theirs = root / LOCK, folder / LOCK
     if not theirs.is_file() or theirs.read_bytes() == ours.read_bytes():
         return sys.executable
-    extras = os.environ.get("EXTRAS", "gpu,math,report,serve,tasks,tracking,dev")
+    extras = os.environ.get("EXTRAS", "gpu,math,report,serve,tracking,dev")
     command = ["make", "-C", str(folder), "setup", f"PYTHON={sys.executable}", f"EXTRAS={extras}"]
     print(f"{LOCK} differs: installing the packages of {folder.name}, which takes minutes, once", file=sys.stderr)
     environment = {name: value for name, value in os.environ.items() if name not in MAKE}

@@ -226,7 +226,7 @@ def stand_in(venv: Path, rlhf: str) -> None:
     for name, line in (("rlhf", rlhf), ("python", f'exec {sys.executable} "$@"')):
         (venv / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
         (venv / "bin" / name).chmod(0o755)
-    (venv / ".ready-gpu,math,report,serve,tasks,tracking").touch()
+    (venv / ".ready-gpu,math,report,serve,tracking").touch()
 
 
 def test_a_value_reaches_the_command_as_it_was_typed(tmp_path):
@@ -264,7 +264,7 @@ def test_what_checks_variables_needs_only_the_small_packages():
 
 # ---- setup, with a stand-in for Python, pip and rlhf ----
 
-EXTRAS = "gpu math report serve tasks tracking"
+EXTRAS = "gpu math report serve tracking"
 
 
 @pytest.fixture
@@ -303,17 +303,15 @@ def test_setup_installs_the_pinned_package_once(fake):
     assert done.stdout.splitlines()[-1] == f"setup: `source {fake}/venv/bin/activate` puts rlhf on your path", (
         done.stderr
     )
-    assert installed(fake) == ["-e .[gpu,math,report,serve,tasks,tracking] -c requirements/cpu.txt"]
+    assert installed(fake) == ["-e .[gpu,math,report,serve,tracking] -c requirements/cpu.txt"]
     assert setup(fake).returncode == setup(fake, "report,math").returncode == 0 and installed(fake) == []
     assert setup(fake, "small").returncode == 0 and installed(fake) == [], "all have them"
     setup(fake, f"{EXTRAS} wandb", "--no-cache-dir")
-    assert installed(fake) == [
-        "--no-cache-dir -e .[gpu,math,report,serve,tasks,tracking,wandb] -c requirements/cpu.txt"
-    ]
+    assert installed(fake) == ["--no-cache-dir -e .[gpu,math,report,serve,tracking,wandb] -c requirements/cpu.txt"]
 
 
 def test_what_was_installed_at_several_times_counts_together(fake):
-    for extras in ("small", "gpu,math", "tracking,report,serve,tasks"):
+    for extras in ("small", "gpu,math", "tracking,report,serve"):
         assert setup(fake, extras).returncode == 0
     assert len(installed(fake)) == 3
     assert setup(fake).returncode == 0 and installed(fake) == []
