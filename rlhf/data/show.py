@@ -14,6 +14,7 @@ from rich.text import Text
 from rlhf.data.formats import ParsedRows
 from rlhf.data.quality.flaws import FLAWS
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
+from rlhf.data.worlds import gym
 from rlhf.terminal import prints
 
 LONGEST = 4000  # characters of a text that are shown
@@ -46,7 +47,7 @@ def render(row: Row) -> RenderableType:
     if isinstance(row, Example | PromptOnly):
         texts = [("response", row.response)] if isinstance(row, Example) else []
         if row.right_answer is not None and ("response", row.right_answer) not in texts:  # a worked answer is both
-            texts.append(("right answer", row.right_answer))
+            texts.append(("right answer", gym.right_answer(row.right_answer)))
         return Group(*parts, _named_texts((name, visible(text)) for name, text in texts))
     return Group(*parts, side_by_side(("chosen", "rejected"), [_marked_answers(row)]))
 

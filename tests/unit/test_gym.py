@@ -1,18 +1,22 @@
 """Tasks of reasoning-gym: the same questions everywhere, answers that their verifier takes, one line for mistakes."""
 
 import importlib.util
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from rlhf.data import show
 from rlhf.data.load import divide_rows
+from rlhf.data.rows import Message, PromptOnly
 from rlhf.data.source import read_source
 from rlhf.data.worlds import gym
 from rlhf.errors import UserError
 from rlhf.process.guest.host import Guest
 from rlhf.recipe import Recipe
 from rlhf.run.packages import package_version
-from rlhf.stages.online import reward_functions
+from rlhf.stages.online import reward_functions, reward_trial
 from tests.helpers import small
 from tests.lines import read_all_lines
 
@@ -119,6 +123,15 @@ def test_a_recipe_names_task_and_size_and_no_seed_of_the_package():
         recipe(config={"seed": 1})
     with pytest.raises(UserError, match=r"data.reasoning_gym.task"):
         recipe(task="../x")
+
+
+def test_an_answer_is_shown_plain():
+    entry = '{"reasoning_gym": "chain_sum", "config": {}, "answer": "17", "metadata": {}}'
+    row = PromptOnly((Message("user", "8 + 9 ="),), "rows:1", entry)
+    (right,) = (answer.text for answer in reward_trial.answers_to([row]) if not answer.junk)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(show.render(row))
+    assert right == "17" and console.export_text().rstrip().endswith("right answer 17")
 
 
 @pytest.mark.parametrize("answer", ["17", '{"answer": "17"}', ""])

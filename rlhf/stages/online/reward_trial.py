@@ -16,6 +16,7 @@ from typing import NamedTuple
 from rlhf.data.corpus import Prompt
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
 from rlhf.data.scripts import script, words
+from rlhf.data.worlds import gym
 from rlhf.stages.online import reward_guest
 from rlhf.stages.online.reward_call import RewardFunction
 
@@ -94,7 +95,8 @@ def _real(row: RowWithPrompt) -> dict[str, str]:
             named = "rejected" if row.good is False else "response"
             return {named: row.response} | ({} if row.right_answer is None else {"right answer": row.right_answer})
         case PromptOnly():
-            return {} if row.right_answer is None else {"right answer": row.right_answer}
+            plain = gym.right_answer(row.right_answer or "")
+            return {"right answer": plain} if plain else {}
 
 
 def _junk(prompt: Prompt, best: Sequence[str | None], index: int) -> Iterator[tuple[str, str]]:
