@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -30,7 +31,8 @@ def command(tmp_path, monkeypatch, capsys):
     sums = [{"prompt": f"What is {i} plus {i}?", "answer": 2 * i} for i in range(10, 30)]
     tags = [{"prompt": f"Say {i}.", "completion": f"<a>It is {i}.</a>"} for i in range(10, 30)]
     pairs = [{"prompt": f"Name {i}?", "chosen": f"Gladly, {i}.", "rejected": "No."} for i in range(10, 30)]
-    for name, rows in {"sums": sums, "tags": tags, "pairs": pairs, "asked": [{"prompt": "Hi"}]}.items():
+    files: dict[str, Sequence[object]] = {"sums": sums, "tags": tags, "pairs": pairs, "asked": [{"prompt": "Hi"}]}
+    for name, rows in files.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return lambda *arguments: rlhf(monkeypatch, capsys, "reward", *arguments)
 
@@ -76,7 +78,7 @@ def test_the_sum_has_the_weights_of_the_recipe_and_the_numbers_those_of_the_func
 
 def test_each_kind_of_junk_says_nothing_of_its_own_prompt():
     prompt = (Message("user", "How many legs has a dog?"),)
-    rows = [
+    rows: list[reward_trial.RowWithPrompt] = [
         PreferencePair(prompt, "<b>A dog has 4 legs.</b>", "Many.", "x:1"),
         Example((Message("user", "你好"),), "你好，朋友。", "x:2"),
         PromptOnly((Message("user", "2 + 2?"),), "x:3", "4"),
