@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 TIMEOUT = 5.0  # seconds that an index may take to answer
 EVERY = 15.0  # seconds of silence until a line says that pip is at work
@@ -70,9 +71,35 @@ def shown(line: str) -> str | None:
     return f"  {download[1]})" if download else None
 
 
+class Progress:
+    """How far pip is, by the lines that it prints and by the packages that stand in the environment."""
+
+    def __init__(self, pip: str):
+        self.started = time.monotonic()
+        self._installed = Path(pip).parent.parent / "lib"
+        self._found = self._before = self._total = 0
+
+    def note(self, line: str) -> None:
+        """Take note of a line of pip's."""
+        if line.lstrip().startswith("Collecting "):
+            self._found += 1
+        elif line.startswith("Installing collected packages: "):
+            self._total, self._before = line.count(",") + 1, self._count()
+
+    def __str__(self) -> str:
+        seconds = f"{time.monotonic() - self.started:.0f} s"
+        if self._total:
+            return f"  {min(self._count() - self._before, self._total)} of {self._total} packages unpacked, {seconds}"
+        return f"  {self._found} packages found, {seconds}"
+
+    def _count(self) -> int:
+        return sum(1 for _ in self._installed.glob("python*/site-packages/*.dist-info"))
+
+
 def run(command: Sequence[str]) -> int:
     """Run pip and return its exit code; its errors are printed as they are."""
-    started = printed = time.monotonic()
+    printed = time.monotonic()
+    progress = Progress(command[0])
     over = threading.Event()
 
     def say(text: str) -> None:
@@ -83,12 +110,13 @@ def run(command: Sequence[str]) -> int:
     def beat() -> None:
         while not over.wait(max(0.05, printed + EVERY - time.monotonic())):
             if time.monotonic() >= printed + EVERY:
-                say(f"  still at work, {time.monotonic() - started:.0f} s")
+                say(str(progress))
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as pip:
         threading.Thread(target=beat, daemon=True).start()
         assert pip.stdout is not None
         for line in pip.stdout:
+            progress.note(line)
             if text := shown(line):
                 say(text)
         over.set()

@@ -33,6 +33,7 @@ from rlhf.stats import (
     paired_difference,
     share_bounds,
 )
+from rlhf.terminal import counted
 from rlhf.terminal.progress import working
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, at most
@@ -136,16 +137,19 @@ def measure(
     prompts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
     ids, _ = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
     with (
-        working("sampling answers and measuring them"),
+        working(f"sampling {counted(len(prompts), 'answer')}") as work,
         torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
     ):
         torch.manual_seed(seed + EVALUATION_SEED_OFFSET)
         with shared.role(role):
-            rollout = sample(shared.base, ids, tokenizer, sampling, trunk=shared.role_trunk)
+            rollout = sample(shared.base, ids, tokenizer, sampling, trunk=shared.role_trunk, done=work.done)
+        work(f"measuring {counted(len(prompts), 'answer')}")
         texts = tokenizer.decode_rows(rollout.tokens, rollout.mask)
         scores = {head: torch.zeros(len(ids), device=shared.device) for head in shared.score_heads}
         divergence = torch.zeros((), dtype=torch.float64, device=shared.device)
-        for index in rollout.sharded_by_length(sampling.batch_size):
+        shards = rollout.sharded_by_length(sampling.batch_size)
+        for number, index in enumerate(shards):
+            work.done(number / len(shards))
             batch = rollout.rows(index)
             if role != "reference":
                 divergence += exact_kl(shared, role, batch, sampling.temperature or 1.0)

@@ -1,7 +1,7 @@
 """What all ways to decode share: the settings of sampling, which token is drawn, and what is kept of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,7 @@ class Sampling:
 
 
 ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
+Done = Callable[[float], None]  # is told the share of the work that is done, from 0 to 1
 
 
 @dataclass
@@ -84,15 +85,17 @@ class Decoding(ABC):
         self.results = [x.clone() for x in (tokens, logprobs, values)]  # of the whole batch
 
     @abstractmethod
-    def run(self) -> list[Tensor]:
-        """Decode to the end. Return tokens (B, R), padding after EOS, their log-probabilities and values, each (B, R).
+    def run(self, done: Done) -> list[Tensor]:
+        """Decode to the end, and tell `done` how far that is. Return tokens, their log-probabilities and values.
 
-        Log-probabilities and values after EOS have no meaning.
+        Each is (B, R). After EOS tokens are padding, and log-probabilities and values have no meaning.
         """
 
-    def steps(self) -> Iterable[int]:
-        """Return the numbers of the decoding steps: the slots after the first, which the prefill has filled."""
-        return range(1, self.room)
+    def steps(self, done: Done) -> Iterator[int]:
+        """Yield the numbers of the decoding steps: the slots after the first, which the prefill has filled."""
+        for step in range(1, self.room):
+            yield step
+            done(step / self.room)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (B, V) of hidden states (B, H)."""

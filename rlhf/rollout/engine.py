@@ -21,7 +21,7 @@ from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.process import distributed
 from rlhf.rollout import own_tokens
-from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
+from rlhf.rollout.decoding import Decoding, Done, Sampling, ValueFn
 from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers, using_attention
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
@@ -39,6 +39,7 @@ def sample(
     phase: Phase = record_function,
     replicate: bool = False,
     trunk: RoleTrunk | None = None,
+    done: Done = lambda share: None,
 ) -> Rollout:
     """Sample responses to prompts (token ids) from the model with its active adapter.
 
@@ -54,6 +55,8 @@ def sample(
     trunk: the lean trunk and the role that samples. It decodes if it can merge weights (`LeanTrunk.merges`: in float32
         on a CPU, without 4-bit weights), and the model's own layers otherwise. The caller holds its weights merged
         (`LeanTrunk.merging`).
+
+    done: told the share of the work that is done, from 0 to 1, after each step as if no response ended early.
 
     Leaves the model in evaluation mode.
     """
@@ -80,7 +83,9 @@ def sample(
             rows = [i * copies + copy for i in indices for copy in range(copies)]
             batch = [prompts[i] for i in indices]
             start = partial(new_decoding, model, batch, uniforms[rows], sampling, tokenizer, value_fn)
-            tokens[rows], logprobs[rows], values[rows] = _decode(phase, start)
+            tokens[rows], logprobs[rows], values[rows] = _decode(
+                phase, start, _part(done, at / len(order), len(indices) / len(order))
+            )
     if not replicate:
         distributed.all_sum(tokens, logprobs, values)
 
@@ -98,9 +103,14 @@ def response_lengths(tokens: torch.Tensor, eos_id: int) -> torch.Tensor:
     return torch.where(is_eos.any(1), is_eos.int().argmax(1) + 1, tokens.shape[1])
 
 
-def _decode(phase: Phase, start: Callable[[], Decoding]) -> list[Tensor]:
+def _part(done: Done, before: float, share: float) -> Done:
+    """Return what a part of the work, `share` of it, tells after what was done `before`."""
+    return lambda part: done(before + share * part)
+
+
+def _decode(phase: Phase, start: Callable[[], Decoding], done: Done) -> list[Tensor]:
     """Decode one batch, in a separate function: its cache is freed before the next one is allocated."""
     with phase("prefill"):
         decoding = start()
     with phase("decode"):
-        return decoding.run()
+        return decoding.run(done)

@@ -15,7 +15,7 @@ from rlhf.models.traits import ropes, sliding_window
 from rlhf.process.cuda import capturing
 from rlhf.rollout import own_tokens
 from rlhf.rollout.cache import CacheLayer, repeated
-from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
+from rlhf.rollout.decoding import Decoding, Done, Sampling, ValueFn
 
 STEPS_BETWEEN_CHECKS_BY_DEVICE = {"cpu": 1, "cuda": 8}  # to look for ended rows, the host waits for the device
 GRAPHS = True  # capture decoding steps on CUDA
@@ -88,10 +88,10 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         self.own_tokens = by_slot and all(own_tokens.readable(layer.keys, layer.values) for layer in self.layers)
         self.spans = self._spans() if self.own_tokens else None
 
-    def run(self) -> list[Tensor]:
+    def run(self, done: Done) -> list[Tensor]:
         """Decode to the end, as `Decoding.run`; on CUDA most steps replay a captured graph."""
         graph: torch.cuda.CUDAGraph | None = None
-        for step in self.steps():
+        for step in self.steps(done):
             if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.step.device.type] == 0:
                 left = int((~self.rows.ended).sum())
                 if left == 0:

@@ -11,7 +11,7 @@ from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.matmul import matmul
 from rlhf.models.precision import Model
 from rlhf.rollout.cache import repeated
-from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
+from rlhf.rollout.decoding import Decoding, Done, Sampling, ValueFn
 
 
 class TrunkDecoding(Decoding):
@@ -36,9 +36,9 @@ class TrunkDecoding(Decoding):
         self._draw(repeated(states, copies))
         self.layout = DecodingLayout(prefilled, copies, self.room)
 
-    def run(self) -> list[Tensor]:
+    def run(self, done: Done) -> list[Tensor]:
         """Decode to the end, as `Decoding.run`; rows that have ended are dropped, half of the batch at a time."""
-        for _ in self.steps():
+        for _ in self.steps(done):
             left, half = int((~self.rows.ended).sum()), len(self.rows) // 2
             if left == 0:
                 break

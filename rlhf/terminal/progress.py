@@ -79,36 +79,67 @@ class _Times(ProgressColumn):
         return Text(f"{passed} so far{remaining}")
 
 
+class Work:
+    """Work that goes on: what is being done and, where the work tells it, how much of it is done and the time left."""
+
+    def __init__(self, task: str, show: Callable[[str], None]):
+        self._show, self.started = show, time.monotonic()
+        self._task, self._begun, self._share = task, self.started, 0.0
+
+    def __call__(self, task: str) -> None:
+        """Show what is being done now."""
+        self._task, self._begun, self._share = task, time.monotonic(), 0.0
+        self._show(str(self))
+
+    def done(self, share: float) -> None:
+        """Tell which share of what is being done is done, from 0 to 1."""
+        self._share = share
+        self._show(str(self))
+
+    def __str__(self) -> str:
+        if not self._share:
+            return self._task
+        left = (time.monotonic() - self._begun) * (1 / self._share - 1)
+        return f"{self._task}, {self._share:.0%}, about {datetime.timedelta(seconds=int(left))} left"
+
+    def so_far(self) -> str:
+        """Return what is being done, with the time left, or else with the time that all has taken."""
+        passed = datetime.timedelta(seconds=int(time.monotonic() - self.started))
+        return str(self) if self._share else f"{self}, {passed} so far"
+
+
 @contextmanager
-def working(task: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being done, for work of unknown length. Yields a function that changes the text.
+def working(task: str) -> Iterator[Work]:
+    """Show what is being done. Yields what changes the text, and what may tell how much is done.
 
     Without a terminal a new text is printed as a line of its own now and then, and work that goes on for long is named
-    again and again with the time that it has taken.
+    again and again with the time that is left or that it has taken.
     """
     if screen.ERR.is_terminal:
         with screen.ERR.status(Text(task)) as status:
-            yield lambda text: status.update(Text(text))
+            yield Work(task, lambda text: status.update(Text(text)))
         return
-    start = printed = time.monotonic()
-    doing, ended = task, threading.Event()
+    printed = time.monotonic()
+    ended = threading.Event()
 
-    def tell(task: str) -> None:
-        nonlocal doing, printed
-        doing = task
+    def tell(text: str) -> None:
+        nonlocal printed
         if time.monotonic() - printed > _WORKING_SECONDS:
             printed = time.monotonic()
-            screen.ERR.print(task, soft_wrap=True)
+            screen.ERR.print(text, soft_wrap=True)
+
+    work = Work(task, tell)
 
     def repeat() -> None:
+        nonlocal printed
         while not ended.wait(_LOOP_SECONDS):
-            passed = datetime.timedelta(seconds=int(time.monotonic() - start))
-            screen.ERR.print(f"{doing}, {passed} so far", soft_wrap=True)
+            printed = time.monotonic()
+            screen.ERR.print(work.so_far(), soft_wrap=True)
 
     repeater = threading.Thread(target=repeat, daemon=True)  # the work itself may be one call of a library
     repeater.start()
     try:
-        yield tell
+        yield work
     finally:
         ended.set()
         repeater.join()

@@ -70,6 +70,13 @@ def drawn(model, rows: list[list[int]], seed: int = 0, observe=None, **changes) 
     return sample(model, rows, Ids(), Sampling(**settings), observe)
 
 
+def test_sampling_tells_how_much_of_it_is_done(model):
+    shares: list[float] = []
+    settings = Sampling(max_prompt_length=30, response_length=8, temperature=1.0, batch_size=2)
+    sample(model, [[5] * 4] * 5, Ids(), settings, done=shares.append)
+    assert shares == sorted(shares) and len(shares) > 8 and 0 < shares[0] < 0.2 and 0.9 < shares[-1] < 1
+
+
 def logprobs(rollout: Rollout) -> torch.Tensor:
     assert rollout.logprobs is not None
     return rollout.logprobs

@@ -112,6 +112,22 @@ def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, caps
     assert capsys.readouterr().err == "rehearsing rm\n"
 
 
+def test_work_that_says_how_much_is_done_has_the_time_left(clock, capsys, monkeypatch):
+    monkeypatch.setattr(screen, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
+    with working("sampling") as work:
+        for share in (0.1, 0.25, 0.5):
+            clock[0] += 11
+            work.done(share)
+        work("scoring")  # begins anew
+        assert work.so_far() == "scoring, 0:00:33 so far"
+        clock[0] += 12
+        work.done(0.5)
+    expected = (
+        "sampling, 10%, about 0:01:39 left\nsampling, 25%, about 0:01:06 left\nsampling, 50%, about 0:00:33 left\n"
+    )
+    assert capsys.readouterr().err == expected + "scoring, 50%, about 0:00:12 left\n"
+
+
 def test_without_a_terminal_work_in_one_call_is_named_while_it_goes_on(capsys, monkeypatch):
     """As long as an evaluation after the last step takes; short work prints nothing."""
     monkeypatch.setattr(screen, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
