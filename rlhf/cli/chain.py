@@ -2,10 +2,13 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.data.needs import check_rows
+from rlhf.plan.phases import PredictionError
+from rlhf.plan.plan import make_plan
 from rlhf.plan.predict import Predictor
 from rlhf.plan.preflight import require_fit
 from rlhf.process import distributed, endings
@@ -37,7 +40,7 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
             check_rows(unfinished[0].loaded.recipe, [run.stage for run in unfinished])
     if preflight and distributed.rank() == 0:
         for run in unfinished:
-            predict_peak(run.loaded, run.stage)
+            forecast(run.loaded, run.stage)
 
 
 def stages_before(run: StageRun) -> list[StageName]:
@@ -92,7 +95,17 @@ def _where_finished(run: StageRun) -> Path | None:
     return run.parents.elsewhere(run.stage) or (run.path if run.done() is not None else None)
 
 
-def predict_peak(loaded: PinnedRecipe, stage: StageName) -> int | None:
-    """Return the predicted peak in bytes, None without a prediction. Raises UserError if it does not fit."""
+def forecast(loaded: PinnedRecipe, stage: StageName) -> runner.Forecast:
+    """Return the predicted peak and the projected time, as far as they are known. Raises UserError if it does not fit.
+
+    The time is that of a card: a CPU's rates are not known.
+    """
     with working(f"{stage}: predicting its memory"), Predictor() as predictor:
-        return require_fit(predictor.predict, loaded, stage)
+        peak = require_fit(predictor.predict, loaded, stage)
+        time = None
+        with suppress(PredictionError):
+            time = None if peak is None else make_plan(predictor, loaded, [stage]).stages[stage].time
+    if time is None:
+        return runner.Forecast(peak)
+    low, high = time.projected_hours_range
+    return runner.Forecast(peak, f"projected {time.projected_hours:.2f} hours ({low:.2f} to {high:.2f})")

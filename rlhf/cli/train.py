@@ -170,7 +170,7 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
         out,
         resume=task.resume,
         report_to=task.report_to,
-        preflight=lambda: chain.predict_peak(loaded, stage) if task.preflight else None,
+        preflight=lambda: chain.forecast(loaded, stage) if task.preflight else runner.Forecast(),
         stop_on=task.stop_on,
         reuse_root=reuse,
         only=task.only,

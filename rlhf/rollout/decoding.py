@@ -1,7 +1,7 @@
 """What all ways to decode share: the settings of sampling, which token is drawn, and what is kept of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -91,9 +91,13 @@ class Decoding(ABC):
         Each is (B, R). After EOS tokens are padding, and log-probabilities and values have no meaning.
         """
 
-    def steps(self, done: Done) -> Iterator[int]:
-        """Yield the numbers of the decoding steps: the slots after the first, which the prefill has filled."""
-        for step in range(1, self.room):
+    def steps(self) -> Iterable[int]:
+        """Return the numbers of the decoding steps: the slots after the first, which the prefill has filled."""
+        return range(1, self.room)
+
+    def steps_telling(self, done: Done) -> Iterator[int]:
+        """Yield `steps`, and tell `done` after each which share of the slots is filled."""
+        for step in self.steps():
             yield step
             done(step / self.room)
 

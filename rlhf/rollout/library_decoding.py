@@ -91,7 +91,7 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
     def run(self, done: Done) -> list[Tensor]:
         """Decode to the end, as `Decoding.run`; on CUDA most steps replay a captured graph."""
         graph: torch.cuda.CUDAGraph | None = None
-        for step in self.steps(done):
+        for step in self.steps_telling(done):
             if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.step.device.type] == 0:
                 left = int((~self.rows.ended).sum())
                 if left == 0:

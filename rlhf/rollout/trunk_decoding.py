@@ -38,7 +38,7 @@ class TrunkDecoding(Decoding):
 
     def run(self, done: Done) -> list[Tensor]:
         """Decode to the end, as `Decoding.run`; rows that have ended are dropped, half of the batch at a time."""
-        for _ in self.steps(done):
+        for _ in self.steps_telling(done):
             left, half = int((~self.rows.ended).sum()), len(self.rows) // 2
             if left == 0:
                 break

@@ -76,6 +76,7 @@ class StageRun:
         )
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
+        self.expected = ""  # time of the stage in words, where it is projected
         self.total_steps = 0  # of training, once the stage knows them
         self.logs = Logs(self.path, is_main)
         self.checkpoints = Checkpoints(self.path / "checkpoints", is_main)

@@ -3,9 +3,11 @@
 from rlhf import recipe as recipes
 from rlhf.data.corpus import Corpus
 from rlhf.data.load import read_corpus
+from rlhf.data.needs import needs
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.process import distributed
+from rlhf.recipe import EVALUATE
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read
@@ -21,12 +23,24 @@ def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Co
     """
     with working(f"{run.stage}: reading data"), distributed.main_first():
         corpus, facts, notes = read_corpus(run.loaded.recipe, run.run_directory, tokenizer)
+    if run.is_main:
+        say(_opening(run, corpus))
     for note in notes:
         say(f"{run.stage}: {note}")
     distributed.agree("data", facts.sha256)
     _require_data_of_earlier_runs(run, facts.sha256)
     run.describe(data=facts.model_dump(exclude_unset=True))
     return corpus
+
+
+def _opening(run: StageRun, corpus: Corpus) -> str:
+    """Return the line with which a stage begins: recipe, rows, device, folder, and the expected time if it is known."""
+    loaded = run.loaded
+    (rows,) = needs(corpus, [run.stage])
+    there = f"{rows.train:,} rows for training and {rows.heldout:,} held out"
+    what = f"{rows.heldout:,} rows held out" if run.stage == EVALUATE else there
+    where = f"on {loaded.recipe.hardware.device}, into {run.path}"
+    return f"{run.stage}: {loaded.name} {loaded.version}, {what}, {where}{run.expected and f', {run.expected}'}"
 
 
 def _require_data_of_earlier_runs(run: StageRun, data_sha256: str) -> None:

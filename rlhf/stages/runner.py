@@ -54,6 +54,13 @@ WRITE_ERRORS = ("OSError", "RuntimeError", "SafetensorError", "OperationalError"
 LEAST_ADDRESSES = 2_500_000_000
 
 
+class Forecast(NamedTuple):
+    """What is predicted of a stage before it starts."""
+
+    peak_bytes: int | None = None
+    time: str = ""  # projected, in words
+
+
 class Executed(NamedTuple):
     """A stage that is finished, and its directory."""
 
@@ -69,7 +76,7 @@ def execute(
     *,
     resume: bool | None = None,
     report_to: Sequence[str] = (),
-    preflight: Callable[[], int | None] = lambda: None,
+    preflight: Callable[[], Forecast] = Forecast,
     stop_on: Sequence[str] = (),
     reuse_root: Path | None = None,
     only: Sequence[PolicyName] = (),
@@ -77,8 +84,8 @@ def execute(
     """Run one stage unless it is done already.
 
     `resume`: continue an unfinished run from its newest checkpoint (True), or set it aside and begin anew (False); for
-    None such a run is refused. `preflight` predicts the bytes of the stage's peak, or raises UserError, before anything
-    is loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
+    None such a run is refused. `preflight` predicts the stage's peak and time, or raises UserError, before anything is
+    loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
     `reuse_root`: another runs root, whose finished stages are used where `out` has none. `only`: the policies that an
     evaluation compares, instead of all that are trained.
     """
@@ -166,7 +173,7 @@ def _check_parents(run: StageRun) -> None:
 
 
 def _prepare_and_run(
-    run: StageRun, resume: bool, report_to: Sequence[str], preflight: Callable[[], int | None], stop_on: Sequence[str]
+    run: StageRun, resume: bool, report_to: Sequence[str], preflight: Callable[[], Forecast], stop_on: Sequence[str]
 ) -> tuple[Result, int | None]:
     """Run the stage's own code. Return its result and the predicted bytes of its peak."""
     run_stage = import_stage(run.stage)
@@ -178,6 +185,7 @@ def _prepare_and_run(
     loaded = run.loaded
     check_device(loaded)  # without a GPU no prediction is needed
     predicted = distributed.from_main(preflight)
+    run.expected = predicted.time
     device = set_up_torch(loaded.recipe)
     devices = {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
     run.start(resume, sys.argv, device_facts(device) | (devices if distributed.world() > 1 else {}))
@@ -196,7 +204,7 @@ def _prepare_and_run(
         if run.stage != PRETRAIN and (record := loading.conversion_of(run.base)):
             run.describe(base=record.plain())
         result = run_stage(run, device)
-    return result, predicted
+    return result, predicted.peak_bytes
 
 
 def import_stage(stage: StageName) -> StageFn:

@@ -50,6 +50,26 @@ def test_the_split_that_the_recipe_names_is_read(tmp_path, monkeypatch):
         assert run.described["data"]["pairs"] == rows
 
 
+@pytest.mark.parametrize(
+    ("stage", "expected", "said"),
+    [
+        ("sft", "", "sft: cpu-tiny v1, {train} rows for training and {test} held out, on cpu, into {path}"),
+        ("ppo", "projected 2 hours", "ppo: cpu-tiny v1, {train} rows for training and {test} held out, on cpu, into "),
+        ("pretrain", "", "pretrain: cpu-tiny v1, {texts} rows for training and"),
+        ("evaluate", "", "evaluate: cpu-tiny v1, {test} rows held out, on cpu, into {path}"),
+    ],
+)
+def test_a_stage_begins_with_recipe_rows_device_folder_and_time(tmp_path, capsys, stage, expected, said):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row(n)) + "\n" for n in range(50)))
+    changes = {"data__source": "files", "data__files": [str(tmp_path / "rows.jsonl")]}
+    run = Described(tmp_path / "runs", small(**changes), stage)
+    run.expected = expected
+    pairs = load_corpus(run).pairs
+    first = capsys.readouterr().err.splitlines()[0]
+    counts = {"train": len(pairs.train), "test": len(pairs.test), "texts": 2 * len(pairs.train)}
+    assert first.startswith(said.format(**counts, path=run.path)) and first.endswith(expected or str(run.path))
+
+
 def test_nothing_is_dropped_by_default(tmp_path):
     rows = [row(0, "Yes."), *map(row, range(50)), row(3)]
     found, facts = corpus(tmp_path, rows, None)
