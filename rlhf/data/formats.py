@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn, get_args
 
-from rlhf.data import hub, raw
+from rlhf.data import hub, raw, suggest
 from rlhf.data.columns import KIND_KEYS
-from rlhf.data.fields import FileFacts, survey
+from rlhf.data.fields import NO_FACTS, FileFacts, survey
 from rlhf.data.labels import unclear_label
 from rlhf.data.messages import quoted_keys
 from rlhf.data.normal import repeats_prompt
@@ -248,6 +248,7 @@ class _Reader:
     def take(self, name: str, rows: Callable[[], RawRows], sha256: Callable[[], str]) -> None:
         """Parse the (source, row) of one file; `sha256` is called after the last row."""
         kind: RowKind | None = None if self.kind == "auto" else self.kind
+        self.name = name
         count, first = 0, len(self.kept)
         bad: dict[int, tuple[str, Malformed]] = {}  # by the row's number
         facts = survey(self._prepared(rows(), Count()))
@@ -359,7 +360,8 @@ class _Reader:
         row_kind = kind_of(row)
         kind = kind or row_kind
         if kind is None:
-            raise _unknown_columns(row)
+            is_file = Path(self.name).is_file()  # and no set of the hub
+            raise _unknown_columns(row, suggest.command(self.name, row, self._suits) if is_file else None)
         if row_kind == "completion" and (label := unclear_label(row)):
             raise _unclear(label)
         if kind == "completion" and row_kind == "labelled":
@@ -370,6 +372,14 @@ class _Reader:
                 f"this one has {quoted_keys(row)}. Keep one kind in a file, or name it in data.format (--format)"
             )
         return kind
+
+    @staticmethod
+    def _suits(row: dict[str, object], kind: RowKind, named: bool) -> None:
+        """Raise Malformed for a row that is none of a kind; a kind that is `named` needs no other columns."""
+        if not named and kind_of(row) != kind:
+            raise OtherKind("its columns show another kind")
+        parse_row(row, kind, "", NO_FACTS)
+        refuse_unread(row, kind, NO_FACTS, not named, {})
 
     def rows(self) -> ParsedRows:
         """Return what was read so far."""
@@ -383,14 +393,17 @@ def _with_advice(source: str, problem: Malformed, advice: Sequence[str]) -> str:
     return ". ".join((f"{source}: {str(problem).removesuffix('.')}", *advice))
 
 
-def _unknown_columns(row: dict[str, object]) -> WrongColumns:
-    """Return the error for the first row of a file if its columns show no kind."""
+def _unknown_columns(row: dict[str, object], command: str | None) -> WrongColumns:
+    """Return the error for the first row of a file if its columns show no kind; `command` may rewrite the file."""
     kinds = "; ".join(f"{name} ({', '.join(keys)})" for name, keys in KIND_KEYS.items())
     prompts = " Prompts without answers: data.format: prompt (--format prompt) ignores other columns"
+    rename = "`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that, and so does --set "
+    rename += "data.rename.problem=prompt."
+    way_out = f"{command}. Otherwise rename them" if command else "Rename them"
     return WrongColumns(
-        f"unknown columns: {quoted_keys(row)}. Rename them to those of a known kind: {kinds}. "
-        "`rlhf data convert FILE --rename problem=prompt --to new.jsonl` does that, and so does "
-        "--set data.rename.problem=prompt." + (prompts if "prompt" in row else "")
+        f"unknown columns: {quoted_keys(row)}. {way_out} to those of a known kind: {kinds}."
+        + ("" if command else f" {rename}")
+        + (prompts if "prompt" in row else "")
     )
 
 

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 from rlhf.data.corpus import JUDGED, PAIRS, Corpus, Split
 from rlhf.data.formats import ParsedRows
+from rlhf.data.rows import PreferencePair
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key
 from rlhf.errors import UserError
-from rlhf.recipe import RM, STAGE_TABLE, Recipe, StageName
+from rlhf.recipe import ONLINE, PRETRAIN, RM, STAGE_TABLE, Recipe, StageName
 
 
 class Need(NamedTuple):
@@ -31,6 +32,8 @@ class Need(NamedTuple):
         """Return in words what is needed and what is there."""
         if self.train and self.heldout:
             return f"rows for validation, and there are none: all {self.heldout:,} held out are test rows"
+        if not (self.train or self.heldout):
+            return f"{self.rows}, and there are none"
         there = f"there are {self.train:,} for training and {self.heldout:,} held out"
         return f"{self.rows} on both sides of the split, and {there}"
 
@@ -42,7 +45,12 @@ class Need(NamedTuple):
         return f", change data.{'validation' if self.train and self.heldout else 'heldout'}_fraction"
 
     def __str__(self) -> str:
-        return f"{self.stage} {self.rows.partition(' (')[0]} {self.train:,} + {self.heldout:,}"
+        return f"{self.stage} {self.counts}"
+
+    @property
+    def counts(self) -> str:
+        """Return the numbers of training and held-out rows, and what they are."""
+        return f"{self.train:,} + {self.heldout:,} {self.rows.partition(' (')[0]}"
 
 
 Counts = tuple[int, int, int | None]  # training, test and validation rows; None where none are set apart
@@ -59,7 +67,9 @@ def _need(corpus: Corpus, stage: StageName) -> Need:
     match row.rows:
         case "texts":
             dialogues = examples[0] + 2 * pairs[0], examples[1] + 2 * pairs[1]
-            return Need(stage, "texts", *(_counts(corpus.documents)[:2] if corpus.documents.train else dialogues))
+            if corpus.documents.train or not any(dialogues):
+                return Need(stage, "texts", *_counts(corpus.documents)[:2])
+            return Need(stage, "texts of a prompt with an answer", *dialogues)
         case "pairs":
             return Need(stage, PAIRS, *pairs)
         case "demonstrations":
@@ -110,10 +120,27 @@ def stages_in_words(rows: ParsedRows, seed: int, fraction: float) -> str:
     corpus = Corpus(Split(*divide(rows.rows, row_key, seed=seed, fraction=fraction)))
     needed = needs(corpus, [stage for stage, row in STAGE_TABLE.items() if row.curves and row.rows != "prompts"])
     met, unmet = [need for need in needed if need.met], [need for need in needed if not need.met]
-    can = ", ".join(map(str, met)) or "no stage that learns answers"
-    ppo = "; PPO needs rm too, unless functions reward" if any(need.stage == RM for need in unmet) else ""
+    pretrained = [need for need in met if need.stage == PRETRAIN]  # the least likely use of rows with answers
+    scored = any(need.stage == RM for need in met)
+    can = ", ".join([*(str(need) for need in met if need.stage != PRETRAIN), *_sampling(corpus, scored)])
+    can = "; ".join(filter(None, [can, *(f"{need}, from scratch" for need in pretrained)]))
     cannot = _lacking(unmet)
-    return f"these rows can train (training + held out): {can}" + (f". {cannot}{ppo}" if cannot else "")
+    return f"these rows can train (training + held out): {can or 'nothing'}" + (f". {cannot}" if cannot else "")
+
+
+def _sampling(corpus: Corpus, scored: bool) -> list[str]:
+    """Return the stages that sample answers to these prompts, by what, and how many prompts have a right answer.
+
+    `scored`: whether the rows can train a reward model.
+    """
+    needed = needs(corpus, ONLINE)
+    if not all(need.met for need in needed):
+        return []
+    prompts = [row for row in corpus.with_prompts if not isinstance(row, PreferencePair)]
+    right = sum(row.right_answer is not None for row in prompts)
+    by = "the reward model or a reward function" if scored else "a reward function"
+    answers = f"; {right:,} of {len(prompts):,} have a right answer" if right or not scored else ""
+    return [f"{', '.join(ONLINE)} with {by} {needed[0].counts}{answers}"]
 
 
 def _lacking(unmet: Sequence[Need]) -> str:

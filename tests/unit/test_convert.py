@@ -152,7 +152,7 @@ def test_a_prompt_that_ends_with_the_assistant_is_read_back(tmp_path, kind):
 
 def test_columns_are_renamed(tmp_path):
     file = write(tmp_path / "a.jsonl", {"riddle": "Capital of Peru?", "answer": "Lima.", "id": 3})
-    with pytest.raises(UserError, match=r"unknown columns: .* --rename problem=prompt"):
+    with pytest.raises(UserError, match=r"unknown columns: .* --rename riddle=question --to"):
         convert.convert([file])
     names = convert.parse_names(["riddle=prompt", "answer=completion"])
     (example,) = convert.convert([file], Preparation(names)).rows.examples

@@ -838,7 +838,8 @@ def test_named_format_asks_for_its_own_keys(write):
 def test_unknown_columns_name_what_was_found_and_what_is_known(write):
     message = refusal([write("a.jsonl", lines({"riddle": "a", "answer": "b"}))])
     assert message.startswith(
-        "a.jsonl:1: unknown columns: 'riddle', 'answer'. Rename them to those of a known kind: text"
+        "a.jsonl:1: unknown columns: 'riddle', 'answer'. If 'riddle' is question: `rlhf data convert a.jsonl --rename "
+        "riddle=question --to new.jsonl`. Otherwise rename them to those of a known kind: text"
     )
     assert "instruction (instruction, output); preference (prompt, chosen, rejected)" in message
     assert message.count("prompt (prompt)") == 1 and "skip" not in message, "there is no other row"

@@ -1,6 +1,7 @@
 """Data that cannot train a chain are refused before its first stage."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -73,17 +74,18 @@ def test_the_message_names_files_stages_numbers_and_ways_out(recipe_of):
         check_rows(recipe, CHAIN)
     message = one_line_of(caught)
     file = recipe.data.files[0]
-    assert message.startswith(
-        f"{file}: rm needs preference pairs (prompt, chosen, rejected) on both sides of the split"
-    )
-    assert "there are 0 for training and 0 held out" in message and "sft demonstrations 5" in message
+    assert message.startswith(f"{file}: rm needs preference pairs (prompt, chosen, rejected), and there are none")
+    assert re.search(r"ppo 5\d \+ \d+ rows with a prompt\. Nothing was started", message)
+    assert re.search(r"\(training \+ held out\): pretrain .*, sft 5\d \+ \d+ demonstrations, ppo", message)
     assert "--data" in message and "end the chain at sft (`rlhf run sft`)" in message
 
 
 def test_too_few_rows_name_the_split_and_prompts_alone_name_all_stages(recipe_of):
     with pytest.raises(UserError, match=r"change data.heldout_fraction"):
         check_rows(recipe_of(ANSWERS, PAIRS[:1]), CHAIN)
-    with pytest.raises(UserError, match=r"pretrain needs texts.*; sft needs .*; rm needs .*ppo rows with a prompt"):
+    with pytest.raises(
+        UserError, match=r"pretrain needs texts.*; sft needs .*; rm needs .*ppo 5. . \d+ rows with a prompt"
+    ):
         check_rows(recipe_of(PROMPTS), CHAIN)
 
 
@@ -105,10 +107,31 @@ def test_a_chain_without_pairs_starts_nothing(recipe_of, monkeypatch, capsys, tm
 def test_the_check_of_data_says_which_stages_they_can_train(recipe_of, monkeypatch, capsys):
     file = recipe_of(ANSWERS).data.files[0]
     note = " ".join(rlhf(monkeypatch, capsys, "data", "check", file)[1].split())
-    assert "note: these rows can train (training + held out): pretrain texts" in note
-    assert "rm and dpo need preference pairs" in note and "PPO needs rm too" in note
+    assert re.search(r"note: these rows can train \(training \+ held out\): sft 5\d \+ \d+ demonstrations, ", note)
+    assert "rm and dpo need preference pairs" in note
     rows = read_source(recipe_of(ANSWERS, PAIRS), RECIPE)
     assert "need preference pairs" not in stages_in_words(rows, 0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            PAIRS,
+            r"dpo 5\d \+ \d preference pairs, .*ppo, rloo, grpo with the reward model or a reward function 5\d \+ ",
+        ),
+        (PAIRS, r"prompt; pretrain \d+ \+ \d+ texts of a prompt with an answer, from scratch$"),
+        (
+            PROMPTS,
+            r": ppo, rloo, grpo with a reward function 5\d \+ \d+ rows with a prompt; 0 of 60 have a right answer\.",
+        ),
+        ([row | {"answer": 3} for row in PROMPTS], r"a reward function 5\d \+ \d+ .*; 60 of 60 have a right answer\."),
+        ([*PROMPTS[:50], *({"prompt": f"{i}?", "answer": 1} for i in range(10))], "; 10 of 60 have a right answer"),
+        ([{"text": f"Text {i}."} for i in range(60)], r"held out\): pretrain 5\d \+ \d texts"),
+    ],
+)
+def test_prompts_and_pairs_train_what_samples_answers_too(recipe_of, rows, said):
+    assert re.search(said, stages_in_words(read_source(recipe_of(rows), RECIPE), 0, 0.1))
 
 
 def test_a_chain_without_rows_to_choose_checkpoints_by_is_refused(recipe_of, tmp_path):

@@ -1,0 +1,57 @@
+"""Columns that show no kind are answered with the complete command that rewrites the file."""
+
+import csv
+import re
+import shlex
+
+import pytest
+
+from rlhf.data import formats
+from rlhf.data.rows import Example, PreferencePair, PromptOnly
+from rlhf.errors import UserError
+from tests.helpers import rlhf
+
+ODD = {
+    "question,good,bad,agent": ("preference", "question=prompt good=chosen bad=rejected", "(without 'agent')"),
+    "user_question,agent,worse": ("preference", "user_question=prompt agent=chosen worse=rejected", ""),
+    "loser,winner,task": ("preference", "task=prompt winner=chosen loser=rejected", ""),
+    "frage,besser,schlechter": ("preference", "frage=prompt besser=chosen schlechter=rejected", ""),
+    "id,instruction_text,model_answer,note": (
+        "completion",
+        "instruction_text=prompt model_answer=completion",
+        "(without 'note')",
+    ),
+    "frage,antwort": ("completion", "frage=prompt antwort=completion", ""),
+    "riddle,answer": ("question", "riddle=question", ""),
+    "id,task name": ("prompt", "'task name=prompt'", ""),
+}
+
+
+@pytest.mark.parametrize("columns", ODD)
+def test_the_command_in_the_message_rewrites_the_file(tmp_path, monkeypatch, capsys, columns):
+    kind, names, left_out = ODD[columns]
+    monkeypatch.chdir(tmp_path)
+    header = columns.split(",")
+    with open("odd rows.csv", "w", newline="") as file:
+        csv.writer(file).writerows(
+            [header, *([i if name == "id" else f"This is {name} {i}." for name in header] for i in range(3))]
+        )
+    with pytest.raises(UserError, match="unknown columns") as error:
+        formats.read(["odd rows.csv"])
+    found = re.search(r"`(rlhf data convert .*?)`( \(without .*?\))?", str(error.value))
+    assert found and (found[2] or "").strip() == left_out
+    assert shlex.split(found[1])[4:-2] == [
+        *(word for name in shlex.split(names) for word in ("--rename", name)),
+        *(["--format", kind] if left_out else []),
+    ]
+    code, _, err = rlhf(monkeypatch, capsys, *shlex.split(found[1])[1:])
+    assert code == 0, err
+    rows = formats.read(["new.jsonl"])
+    assert rows.report.files[0].rows == 3 and len(rows.rows) == 3
+    assert isinstance(rows.rows[0], {"preference": PreferencePair, "prompt": PromptOnly}.get(kind, Example))
+
+
+def test_columns_without_a_text_have_no_command(tmp_path):
+    (tmp_path / "numbers.csv").write_text("a,b\n1,2\n3,4\n")
+    with pytest.raises(UserError, match=r"unknown columns: 'a', 'b'\. Rename them .* --rename problem=prompt"):
+        formats.read([tmp_path / "numbers.csv"])
