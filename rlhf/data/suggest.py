@@ -16,7 +16,7 @@ SAYING = {
     "prompt": "prompt|question|query|instruct|input|problem|human|user|ask",
     "completion": "completion|response|answer|output|reply|assistant|agent|model|solution",
 }
-KINDS: dict[RowKind, tuple[str, ...]] = {
+ROLES: dict[RowKind, tuple[str, ...]] = {
     "preference": ("prompt", "chosen", "rejected"),
     "completion": ("prompt", "completion"),
     "question": ("prompt", "answer"),
@@ -75,13 +75,13 @@ def _reading(row: Mapping[str, object]) -> _Reading | None:
         kind, said["answer"] = "question", "answer"
     else:
         kind = "completion" if len(texts) > 1 else "prompt"
-    found = {role: said[role] for role in KINDS[kind] if role in said}
+    found = {role: said[role] for role in ROLES[kind] if role in said}
     others = (name for name in texts if name not in found.values())
-    for role in KINDS[kind]:
+    for role in ROLES[kind]:
         if role not in found and (other := next(others, None)) is not None:
             found[role] = other
-    if len(found) < len(KINDS[kind]):
+    if len(found) < len(ROLES[kind]):
         return None
     names = {"prompt": "question"} if kind == "question" else {}
-    rename = {found[role]: names.get(role, role) for role in KINDS[kind] if found[role] != names.get(role, role)}
+    rename = {found[role]: names.get(role, role) for role in ROLES[kind] if found[role] != names.get(role, role)}
     return _Reading(kind, rename, [name for name in texts if name not in found.values()])
