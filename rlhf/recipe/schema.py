@@ -46,6 +46,7 @@ from rlhf.recipe.stages import (
     TRAINING_STAGES,
     PolicyName,
     PolicyStart,
+    RewardModelName,
     StageName,
     TrainingName,
 )
@@ -189,7 +190,7 @@ class Kto(Dialogues):
 class Merge(Section):
     """The merging of an adapter into the base."""
 
-    stage: Literal["sft", PolicyName]
+    stage: Literal["sft", PolicyName, RewardModelName]
     base: Literal["full", "dequantized"] = "full"  # dequantized: as NF4 rounds the weights in training
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.recipe import (
     POLICIES,
+    REWARD_MODELS,
     STAGES,
     Changes,
     PinnedRecipe,
@@ -128,7 +129,8 @@ def recipe_of(
             raise OptionError(f"--set {key}={as_yaml(further[key])}: {was}; leave it out")
     loaded = load(_recipe_folder(run, made, root, directory), made.overrides | further, made.seed)
     merge = loaded.recipe.merge
-    if not merging or merge is None or run.stage not in POLICIES or merge.stage == run.stage or _MERGED in further:
+    mergeable = run.stage in (*POLICIES, *REWARD_MODELS)
+    if not merging or merge is None or not mergeable or merge.stage == run.stage or _MERGED in further:
         return loaded
     return loaded.with_changes({_MERGED: run.stage})
 

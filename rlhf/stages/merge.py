@@ -7,23 +7,27 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.corpus import Corpus
+from rlhf.data.pairs import encode_pairs
+from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models.folders import share_weights
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.nf4 import round_to_nf4
-from rlhf.models.precision import Model, mixed_precision
+from rlhf.models.precision import Model, dtype_of, mixed_precision
 from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Merge, Recipe
+from rlhf.recipe import REWARD_MODELS, Merge, Recipe, Rm, StageName
 from rlhf.run.directory import StageRun
+from rlhf.run.finished import read_summary
 from rlhf.run.layout import MODEL
 from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 
 ROWS, TOKENS = 4, 128  # held-out texts, and tokens of each, for comparing the models
-ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token that rounding the merged weights may cost
+EOS_OF_ANSWER = "{% if messages[-1]['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token, or score, that rounding the weights may cost
 
 
 def run_stage(run: StageRun, device: torch.device) -> Result:
@@ -34,49 +38,74 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
     telemetry = Telemetry(device)
     tokenizer = load_tokenizer(run.base)
-    texts = _heldout(tokenizer, load_corpus(run, tokenizer), recipe, device)
+    corpus = load_corpus(run, tokenizer)
+    is_reward = options.stage in REWARD_MODELS
+    outputs, distance = (_scores, _rms) if is_reward else (_logprobs, _kl)
+    heldout = _heldout_answers if is_reward else _heldout
+    texts = [torch.tensor([text], device=device) for text in heldout(tokenizer, corpus, recipe)]
 
     with telemetry.phase("merge"):
         # Merging into 4-bit weights would round the adapter away, so 16-bit ones are merged.
-        base = load_base(run.base, device, quantize=False)
+        base = load_base(run.base, device, head="score" if is_reward else "lm", quantize=False)
+        if is_reward:
+            base.config.pad_token_id = tokenizer.pad_id  # the classifier reads the last token that is none
         if options.base == "dequantized":
             round_to_nf4(base)
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
-        base_logprobs = _logprobs(base, texts)
+        of_base = outputs(base, texts)
         model = attach_adapter(base, run.parents.folder(options.stage))
-        expected = _logprobs(model, texts)
+        expected = outputs(model, texts)
         merged = model.merge_and_unload()
-        merged_logprobs = _logprobs(merged, texts)
-        effect, divergence = _kl(expected, base_logprobs), _kl(expected, merged_logprobs)
-        _check_merged(effect, divergence, ROUNDING[recipe.model.dtype])
+        if is_reward:
+            merged = merged.to(dtype_of(base))  # as transformers loads it: the trained head is float32
+        of_merged = outputs(merged, texts)
+        effect, divergence = distance(expected, of_base), distance(expected, of_merged)
+        _check_merged(effect, divergence, ROUNDING[recipe.model.dtype], "of score" if is_reward else "nats per token")
+        if is_reward:
+            _write_normalisation(merged, run, options.stage)
         _save(run, merged, tokenizer)
     size = sum(f.stat().st_size for f in (run.path / MODEL).glob("*.safetensors"))
+    largest = (expected - of_merged).abs().max().item()
     metrics = {
-        "kl_of_merging": divergence.item(),
         "adapter_effect": effect.item(),
-        "top1_agreement": (expected.argmax(-1) == merged_logprobs.argmax(-1)).float().mean().item(),
-        "largest_logprob_difference": (expected - merged_logprobs).abs().max().item(),
         "base_bytes": base_bytes,
         "model_bytes": size,
     }
+    if is_reward:
+        metrics |= {"score_change_of_merging": divergence.item(), "largest_score_difference": largest}
+    else:
+        metrics |= {
+            "kl_of_merging": divergence.item(),
+            "top1_agreement": (expected.argmax(-1) == of_merged.argmax(-1)).float().mean().item(),
+            "largest_logprob_difference": largest,
+        }
     return Result(metrics, telemetry.costs())
 
 
-def _check_merged(effect: Tensor, divergence: Tensor, rounding: float) -> None:
+def _check_merged(effect: Tensor, divergence: Tensor, rounding: float, unit: str) -> None:
     """Raise UserError if the merged model lost the adapter; say so where `rounding` may hide that.
 
-    In nats per token, from base and adapter: `effect` is the KL to the base alone, `divergence` to the merged model.
+    From base and adapter: `effect` is the distance to the base alone, `divergence` to the merged model, KL or root mean
+    square in the `unit`.
     """
     if not divergence <= (0.1 * effect).clamp(min=rounding):  # NaN fails too
         raise UserError(
-            f"merging lost the adapter: KL of the merged model to base and adapter is {divergence:.2g} nats per "
-            f"token, that of the base alone {effect:.2g}"
+            f"merging lost the adapter: the merged model is {divergence:.2g} {unit} away from base and adapter, the "
+            f"base alone {effect:.2g}"
         )
     if effect.item() < rounding:
         say(
-            f"merge: the adapter changes the base by {effect:.2g} nats per token, which rounding may hide: "
+            f"merge: the adapter changes the base by {effect:.2g} {unit}, which rounding may hide: "
             "whether the merged model has it cannot be told from that"
         )
+
+
+def _write_normalisation(merged: PreTrainedModel, run: StageRun, stage: StageName) -> None:
+    """Write into config.json the mean and standard deviation of a reward model's scores of held-out answers."""
+    summary = read_summary(run.parents.folder(stage))
+    assert summary is not None  # a stage's parents are finished
+    for key in ("score_mean", "score_sd"):
+        setattr(merged.config, key, summary.metrics[key])
 
 
 def _save(run: StageRun, merged: PreTrainedModel, tokenizer: DialogueTokenizer) -> None:
@@ -88,15 +117,32 @@ def _save(run: StageRun, merged: PreTrainedModel, tokenizer: DialogueTokenizer) 
         "pad_token_id": tokenizer.pad_id,
     }
     sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": 0}
-    merged.generation_config = GenerationConfig(do_sample=True, **sampling, **ids)
+    if merged.can_generate():
+        merged.generation_config = GenerationConfig(do_sample=True, **sampling, **ids)
     merged.save_pretrained(folder)
     share_weights(folder / "config.json")
     if not tokenizer.write_chat_template():
         say("merge: a chat interface will tokenize prompts otherwise than training did")
+    elif not merged.can_generate() and not _end_answers(tokenizer):
+        say("merge: the chat template ends an answer otherwise than training did: score ids that end with EOS")
     tokenizer.hf.save_pretrained(folder)
 
 
-def _heldout(tokenizer: DialogueTokenizer, corpus: Corpus, recipe: Recipe, device: torch.device) -> list[Tensor]:
+def _end_answers(tokenizer: DialogueTokenizer) -> bool:
+    """Let the chat template end a conversation's last answer as training did, with EOS. Return whether it does."""
+    prompt, template = [Message("user", "Hello.")], tokenizer.hf.chat_template
+    (row,), _ = tokenizer.encode([(prompt, "Yes?")], 1 << 20, 1 << 20)
+    assert row and isinstance(template, str)
+    messages = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Yes?"}]
+    for ending in ("", EOS_OF_ANSWER):
+        tokenizer.hf.chat_template = template + ending
+        if tokenizer.hf.apply_chat_template(messages, return_dict=False) == row.prompt + row.response:
+            return True
+    tokenizer.hf.chat_template = template
+    return False
+
+
+def _heldout(tokenizer: DialogueTokenizer, corpus: Corpus, recipe: Recipe) -> list[list[int]]:
     """Return the ends of the first held-out dialogues that fit SFT's limits; SFT has checked that some do.
 
     A recipe without SFT has held-out prompts in their place.
@@ -109,7 +155,14 @@ def _heldout(tokenizer: DialogueTokenizer, corpus: Corpus, recipe: Recipe, devic
         rows = [(row.prompt, row.response) for row in corpus.demonstrations().test[: options.max_eval_samples]]
         encoded = tokenizer.encode(rows, options.max_prompt_length, options.max_length)[0]
         texts = [row.prompt + row.response for row in encoded if row][:ROWS]
-    return [torch.tensor([text[-TOKENS:]], device=device) for text in texts]
+    return [text[-TOKENS:] for text in texts]
+
+
+def _heldout_answers(tokenizer: DialogueTokenizer, corpus: Corpus, recipe: Recipe) -> list[list[int]]:
+    """Return the first held-out answers that reward models are measured on, with their prompts."""
+    options = recipe.options(Rm, recipe.options(Merge).stage)
+    pairs, _, _ = encode_pairs(tokenizer, corpus.pairs.test[: options.max_eval_samples], options)
+    return [side.prompt + side.response for pair in pairs[:ROWS] for side in pair]
 
 
 @torch.no_grad()
@@ -117,6 +170,18 @@ def _logprobs(model: Model, texts: Sequence[Tensor]) -> Tensor:
     """Return log-probabilities (tokens, V), float32, of the token after each token."""
     with mixed_precision(model):
         return torch.cat([model(input_ids=ids).logits[0].float().log_softmax(-1) for ids in texts])
+
+
+@torch.no_grad()
+def _scores(model: Model, texts: Sequence[Tensor]) -> Tensor:
+    """Return a reward model's scores (texts,), float32."""
+    with mixed_precision(model):
+        return torch.cat([model(input_ids=ids).logits[:, 0].float() for ids in texts])
+
+
+def _rms(a: Tensor, b: Tensor) -> Tensor:
+    """Return the root mean square of the differences."""
+    return (a - b).square().mean().sqrt()
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:

@@ -5,15 +5,17 @@ import json
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf.data.batch import collate
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Encoded
+from rlhf.errors import UserError
 from rlhf.evaluation import score, score_items
 from rlhf.evaluation.reward_model import scores_of
+from rlhf.models.loading import load_merged
 from rlhf.stages.online.role_passes import reward_scores
-from tests.helpers import small
+from tests.helpers import beside, content_of, run_stages, small
 
 PROMPT = (Message("user", "Name a colour."),)
 ANSWERS = ["Red.", "  Red.", "Red. \n", "Red.\n\n", "A lemon is a kind of fruit. " * 20, ""]
@@ -81,6 +83,28 @@ def test_the_same_tokens_have_the_same_score(model, plain):
     assert len({round(number, 5) for number in expected}) > 5
     for name, found in routes(model, plain, rows).items():
         assert found == pytest.approx(expected, abs=2e-5), name
+
+
+@torch.no_grad()
+def test_an_exported_reward_model_gives_the_same_scores_from_ids_and_from_messages(model, trained, tmp_path, plain):
+    """It is a plain classifier of transformers; its tokenizer's chat template writes an answer as training read it."""
+    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
+    metrics = run_stages(small(merge__stage="rm"), out, "merge")["metrics"]
+    folder = out / "cpu-tiny/v1/merge/model"
+    exported = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = encoded(model, ANSWERS)
+    ours = scores_of(rows, model.shared.scores_at, model.tokenizer.pad_id, 4).tolist()
+    by_ids = [exported(input_ids=torch.tensor([row.prompt + row.response])).logits.item() for row in rows]
+    assert by_ids == pytest.approx(ours, abs=1e-5) and by_ids == pytest.approx(plain_scores(plain, rows), abs=1e-5)
+    for answer, row in zip(ANSWERS[:4], rows, strict=False):
+        messages = [{"role": m.role, "content": m.content} for m in (*PROMPT, Message("assistant", answer))]
+        assert tokenizer.apply_chat_template(messages, return_dict=False) == row.prompt + row.response
+    assert metrics["largest_score_difference"] <= 1e-5 < metrics["adapter_effect"]
+    rm = content_of(trained / "cpu-tiny/v1/rm/summary.json")["metrics"]
+    assert (exported.config.score_mean, exported.config.score_sd) == (rm["score_mean"], rm["score_sd"])
+    with pytest.raises(UserError, match="has no place: take the config"):
+        load_merged(folder, torch.device("cpu"))
 
 
 def test_a_cut_answer_may_end_with_the_padding_token(model, plain):
