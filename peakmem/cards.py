@@ -137,6 +137,24 @@ SMALL_WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024
 LARGE_WORKSPACE = 32 * 1024 * 1024
 
 
+def named(text: str) -> Card:
+    """Return a card by its name (`4090`, `RTX 4090`), or any with so much memory: `24GB`, `24 GiB`.
+
+    Of a card of which only the size is known, kernels take what they take on the card that takes most. Raises
+    ValueError, whose message has the names.
+    """
+    given = re.sub(r"\s", "", text).lower()
+    known = {name: card for name, card in CARDS.items() if card.memory}
+    for name, card in known.items():
+        if given in (name, re.sub(r"\s", "", card.words).lower()):
+            return card
+    size = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(gb|gib)", given)
+    gb = float(size[1]) * (2**30 / 1e9 if size[2] == "gib" else 1) if size else 0
+    if not gb:
+        raise ValueError(f"{text!r} is no card: name a size with its unit, such as 24GB, or one of {', '.join(known)}")
+    return Card(f"card with {gb:g} GB", UNKNOWN, memory=Memory(gb, "as given"))
+
+
 def _card(hardware: str) -> Card | None:
     """Return the card of a recipe's hardware.name, of which there may be several; None for an unlisted name."""
     return CARDS.get(hardware) or CARDS.get(re.sub(r"^\d+x", "", hardware))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from peakmem.cards import Card
@@ -21,21 +21,32 @@ from peakmem.tensors import META, Args, Kwargs, on_stand_in
 if TYPE_CHECKING:
     from peakmem.script import Followed
 
-CUDA = torch.device("cuda", 0)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 class SaysCuda(TorchFunctionMode):
-    """Puts on `meta` whatever a program puts on `cuda`, and says `cuda:0` of what is there."""
+    """Puts on `meta` whatever a program puts on `cuda`, and says `cuda:0` of what is there.
+
+    What a program itself puts on `meta` takes no memory of the card, and lies on the host.
+    """
+
+    def __init__(self, stand_in: "Followed"):
+        super().__init__()
+        self._stand_in = stand_in
 
     def __torch_function__(self, func: Any, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         if (answer := _ANSWERS.get(func)) is not None:
             return answer(*args, **kwargs)
+        if func in _HANDED_OVER and on_stand_in(args[0]):
+            self._stand_in.refuse("native code gets a tensor's memory, which has no known size")
+        if func is Tensor.data_ptr and on_stand_in(args[0]):
+            self._stand_in.assume("what is done with a tensor's address is not followed")
         if func is Tensor.to and len(args) > 1 and type(args[1]) is int:
             args = (args[0], META, *args[2:])
-        if any(_names_cuda(x) for x in args) or any(_names_cuda(x) for x in kwargs.values()):
-            args = tuple(_on_meta(x) for x in args)
-            kwargs = {key: _on_meta(x) for key, x in kwargs.items()}
+        if any(_is_place(x) for x in args) or any(_is_place(x) for x in kwargs.values()):
+            args = tuple(_placed(x) for x in args)
+            kwargs = {key: _placed(x) for key, x in kwargs.items()}
         if kwargs:
             kwargs.pop("pin_memory", None)
             if type(kwargs.get("device")) is int:
@@ -57,23 +68,43 @@ def _named_device(*args: Any, **kwargs: Any) -> torch.device:
     return CUDA if args and type(args[0]) is int else _device(*args, **kwargs)
 
 
+def _set_data(x: Tensor, value: Tensor) -> None:
+    """Stand in for `x.data = value`: from the host to the card it is the same tensor, which torch refuses on `meta`."""
+    if x.is_meta == value.is_meta:
+        x.data = value
+    else:
+        new = torch.Tensor._make_subclass(type(x), value.detach(), x.requires_grad)
+        vars(new).update(vars(x))
+        torch.utils.swap_tensors(x, new)
+
+
 _ANSWERS: dict[Any, Callable[..., Any]] = {
     _device_of: _device_that_is_said,
     Tensor.is_meta.__get__: lambda x, *_: False,  # type: ignore[attr-defined]
     Tensor.is_cuda.__get__: lambda x, *_: x.is_meta,  # type: ignore[attr-defined]
     torch.device: _named_device,
+    torch._C._nn._parse_to: torch._C._nn._parse_to,  # it only reads what a program names
     Tensor.cuda: lambda x, *_, **__: x.to(META),
+    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     Tensor.pin_memory: lambda x, *_, **__: x,
 }
 
 
-def _names_cuda(x: object) -> bool:
+_HANDED_OVER = (Tensor.__dlpack__, Tensor.__cuda_array_interface__.__get__)
+
+
+def _is_place(x: object) -> bool:
     kind = type(x)
-    return (kind is torch.device and x.type == "cuda") or (kind is str and x.startswith("cuda"))  # type: ignore[attr-defined]
+    if kind is torch.device:
+        return x.type in ("cuda", "meta")  # type: ignore[attr-defined]
+    return kind is str and (x.startswith("cuda") or x == "meta")  # type: ignore[attr-defined]
 
 
-def _on_meta(x: object) -> object:
-    return META if _names_cuda(x) else x
+def _placed(x: Any) -> Any:
+    """Return where a tensor is put: one of the card on `meta`; one that a program puts there itself on the host."""
+    if not _is_place(x):
+        return x
+    return CPU if str(x) == "meta" else META
 
 
 def patches(stand_in: "Followed", card: Card) -> Iterator[Patch]:
@@ -180,6 +211,8 @@ def patches(stand_in: "Followed", card: Card) -> Iterator[Patch]:
         if hasattr(torch.accelerator, name):
             yield mock.patch.object(torch.accelerator, name, _of_its_own(answer))
     yield mock.patch.object(torch.version, "cuda", "13.0")
+    yield mock.patch.object(torch.distributed, "is_nccl_available", lambda: True)
+    yield mock.patch.object(torch.cuda.nccl, "version", lambda: (2, 27, 3))
     # A torch without CUDA lacks it, and bitsandbytes looks it up; kernels are not launched.
     yield mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0, create=True)
     yield mock.patch.object(torch, "Generator", _Generator)
@@ -189,7 +222,8 @@ def patches(stand_in: "Followed", card: Card) -> Iterator[Patch]:
     for name, answer in (("isnan", False), ("isinf", False), ("isfinite", True)):
         for place in (torch, Tensor):
             yield mock.patch.object(place, name, _finite(getattr(place, name), answer))
-    yield SaysCuda()
+    yield mock.patch.object(nn.Parameter, "__new__", _keeping_its_class(nn.Parameter.__new__))
+    yield SaysCuda(stand_in)
 
 
 def _of_its_own(answer: Any) -> Any:
@@ -199,7 +233,25 @@ def _of_its_own(answer: Any) -> Any:
 
 def _finite(ask: Callable[[Tensor], Tensor], answer: bool) -> Callable[[Tensor], Tensor]:
     """Return a function that takes every number on the card to be finite."""
-    return lambda x: torch.full(x.shape, answer, device=META) if on_stand_in(x) else ask(x)
+
+    def finite(x: Tensor) -> Tensor:
+        if not on_stand_in(x):
+            return ask(x)
+        with torch._C.DisableTorchFunction():
+            return torch.full(x.shape, answer, device=META)
+
+    return finite
+
+
+def _keeping_its_class(make: Any) -> Any:
+    """Return a constructor of parameters that leaves one of a class of its own as it is, as assigning its data does."""
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if cls is nn.Parameter and isinstance(data, nn.Parameter) and type(data) is not nn.Parameter:
+            return data.requires_grad_(requires_grad)
+        return make(cls, data, requires_grad)
+
+    return new
 
 
 class _NoDevice(contextlib.AbstractContextManager["_NoDevice"]):

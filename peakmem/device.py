@@ -9,13 +9,14 @@ and patches/ those of other libraries.
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, cast
+from typing import Any, NoReturn, cast, get_args
 
 import torch
 from torch import Tensor
 
-from peakmem import paths
+from peakmem import cards, paths
 from peakmem.cards import UNKNOWN, Device, Gpu
+from peakmem.events import NotPredicted
 from peakmem.kernels import inside
 from peakmem.patches import replacing
 from peakmem.patches.replacing import Patch
@@ -27,12 +28,12 @@ aten = torch.ops.aten
 KNOWN = 2**18  # elements of a tensor up to which its values are computed beside
 FACTORIES = {"arange", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices"}
 RANDOM = {"bernoulli_", "normal_", "uniform_", "random_", "rand_like", "randn_like", "native_dropout", "multinomial"}
-UNASKED = {*RANDOM, "pow"}  # nor does anything ask for the angles of rotary embeddings, which begin with a power
 
 
 class StandIn(Tracker):
-    """The tracker of a device that is only stood in for: `cuda` or `cpu`; `gpu` is the card, where it is CUDA's.
+    """The tracker of a device that is only stood in for: `cpu`, `cuda`, or a card as `cards.named` takes it.
 
+    `gpu` is what a card of `cuda` is; without it, the one that takes most. Raises ValueError for a card that is none.
     `patches` are the program's own: what it would do otherwise on `meta` than on the device.
     """
 
@@ -40,14 +41,16 @@ class StandIn(Tracker):
 
     def __init__(
         self,
-        stands_for: Device,
+        stands_for: str,
         phases: Collection[str],
         vocab_size: int,
-        gpu: Gpu = UNKNOWN,
+        gpu: Gpu | None = None,
         patches: Callable[["StandIn"], Iterator[Patch]] | None = None,
     ):
-        super().__init__("meta", phases, vocab_size, inside(gpu) if stands_for == "cuda" else {})
-        self.stands_for, self.gpu = stands_for, gpu
+        card = None if stands_for in get_args(Device) else cards.named(stands_for)
+        self.stands_for: Device = "cpu" if stands_for == "cpu" else "cuda"
+        self.gpu = gpu or (card.gpu if card else UNKNOWN)
+        super().__init__("meta", phases, vocab_size, inside(self.gpu) if self.stands_for == "cuda" else {})
         self._shapes = Shapes()
         self._patches_of_program = patches
         self._patches = contextlib.ExitStack()
@@ -68,9 +71,11 @@ class StandIn(Tracker):
         tensors = tensors_in(*args, *kwargs.values()) if kwargs else tensors_in(*args)
         on_device = [x for x in tensors if x.is_meta]
         if on_device and (answer := _ANSWERS.get(id(func))):
-            return (
-                self.unknown(args[0]) if answer is _read and known_numbers(args[0]) is None else answer(*args, **kwargs)
-            )
+            if answer is _read and known_numbers(args[0]) is None:
+                return self.unknown(args[0])
+            if (guess := _guess(answer, args, kwargs)) is not None:
+                self.assume(guess)
+            return answer(*args, **kwargs)
         for x in on_device:
             if known_numbers(x) is None:
                 return self._shapes(func, args, kwargs)
@@ -81,7 +86,8 @@ class StandIn(Tracker):
             any(x.is_meta for x in outputs)
             and all(x.numel() <= KNOWN for x in outputs)
             and (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(outputs))
-            and name not in UNASKED
+            and name not in RANDOM
+            and (name != "pow" or self.as_cuda)  # a stage asks for no angle of rotary embeddings, which begin with one
         ):
             args, kwargs = tuple(map(_value, args)), {key: _value(value) for key, value in kwargs.items()}
             if kwargs.get("device") == META:
@@ -90,6 +96,13 @@ class StandIn(Tracker):
                 if tensor.is_meta:
                     remember(tensor, value)
         return out
+
+    def assume(self, what: str) -> None:
+        """Note what is taken for true. Nothing is noted here: the largest case is what a rehearsal is for."""
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise NotPredicted: what the program does cannot be followed."""
+        raise NotPredicted(reason)
 
     def unknown(self, x: Tensor) -> Any:
         """Return what `.item()` gives where the number is not known: 1 in the tensor's type."""
@@ -192,6 +205,25 @@ def _places(indices: list[Tensor | None]) -> list[Tensor | None]:
     return places
 
 
+def _guess(answer: Callable[..., Any], args: Args, kwargs: Kwargs) -> str | None:
+    """Return what an answer takes for true where numbers are not known; None where they are, or do not matter."""
+    if answer in (_nonzero, _index, _index_put_):
+        masks = [args[0]] if answer is _nonzero else [i for i in args[1] if i is not None and i.dtype == torch.bool]
+        return None if all(map(_is_known, masks)) else "a mask that is not known is read as all true"
+    if answer is _to_copy:
+        device = kwargs.get("device")
+        unknown = device is not None and torch.device(device) != META and known_numbers(args[0]) is None
+    else:
+        unknown = answer is _copy_ and not args[0].is_meta and known_numbers(args[1]) is None
+    if unknown:
+        return "numbers that are not known are zeros on the host"
+    return "two tensors are taken to be equal" if answer is _equal else None
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return True
+
+
 _ANSWERS: dict[int, Callable[..., Any]] = {  # by id: torch's operations live for ever, and take long to hash
     id(aten._local_scalar_dense.default): _read,
     id(aten._to_copy.default): _to_copy,
@@ -199,5 +231,5 @@ _ANSWERS: dict[int, Callable[..., Any]] = {  # by id: torch's operations live fo
     id(aten.nonzero.default): _nonzero,
     id(aten.index.Tensor): _index,
     id(aten.index_put_.default): _index_put_,
-    id(aten.equal.default): lambda a, b: True,
+    id(aten.equal.default): _equal,
 }

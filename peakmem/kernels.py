@@ -13,7 +13,7 @@ from torch._ops import OpOverloadPacket
 
 from peakmem.cards import Gpu
 from peakmem.patches import bitsandbytes
-from peakmem.tensors import Args, Count, Kwargs
+from peakmem.tensors import Args, Count, Kwargs, Op
 
 Shape = Sequence[int]
 aten = torch.ops.aten
@@ -33,6 +33,31 @@ def inside(gpu: Gpu) -> dict[str, Count]:
         **dict.fromkeys(VARIABLE_LENGTHS, _variable_lengths),
         bitsandbytes.PRODUCT: functools.partial(bitsandbytes.inside, gpu),
     }
+
+
+FOLLOWED = {"aten", "prim", "prims", "profiler", "torch_attn", "bitsandbytes"}  # namespaces, whose kernels are known
+LIBRARIES = {  # that take a workspace which is not known, by the beginnings of torch's names for what they do
+    "cuDNN's workspace": ("convolution", "cudnn_", "_cudnn_"),
+    "cuSOLVER's workspace": (
+        "linalg_cholesky",
+        "linalg_qr",
+        "linalg_eig",
+        "linalg_l",
+        "linalg_inv",
+        "_linalg_",
+        "geqrf",
+    ),
+    "cuFFT's workspace": ("_fft_",),
+    "what CUB sorts in": ("sort", "topk", "_unique", "unique"),
+}
+
+
+def uncounted(func: Op) -> str | None:
+    """Return what an operation allocates inside its kernels that is not known; None where all is."""
+    space, _, name = func._schema.name.partition("::")
+    if space not in FOLLOWED:
+        return f"what {func} allocates inside its kernels"
+    return next((what for what, names in LIBRARIES.items() if space == "aten" and name.startswith(names)), None)
 
 
 # -- attention -----------------------------------------------------------------------------------------------------

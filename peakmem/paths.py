@@ -59,23 +59,27 @@ def _optimizers_know_meta(form: str) -> Iterator[Patch]:
         yield mock.patch(f"{place}._get_{form}_kernels_supported_devices", lambda: ["cuda", "cpu", "meta"])
 
 
-def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    return torch.native_dropout(x, p, True)[0] if training and p > 0 else x
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
 def _softmax_of_halves(plain: Callable[..., Tensor], kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a softmax that takes a float16 input to float32 in one kernel, as CUDA does (SoftMax.cpp, softmax)."""
 
-    def softmax(x: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
-        if on_stand_in(x) and dim is not None and x.dtype == torch.float16 and dtype == torch.float32:
-            return kernel(x, dim, True)
-        return plain(x, dim, dtype=dtype)
+    def softmax(
+        input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if on_stand_in(input) and dim is not None and input.dtype == torch.float16 and dtype == torch.float32:
+            return kernel(input, dim, True)
+        return plain(input, dim, dtype=dtype)
 
     return softmax
 
 
-def _rms_norm(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> Tensor:
-    return x * weight  # one operation with the same result in memory
+def _rms_norm(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    return input * (1.0 if weight is None else weight)  # one operation with the same result in memory
 
 
 def _counted_hook(stand_in: "StandIn", hook: Any) -> Any:

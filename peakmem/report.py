@@ -42,7 +42,7 @@ class Held:
 class Prediction:
     """What is predicted. All sizes are bytes."""
 
-    card: str
+    card: cards.Card
     phases: dict[str, Reserved]
     layers: int | None
     steps: int
@@ -61,9 +61,8 @@ class Prediction:
     @property
     def total(self) -> int:
         """Return the bytes that the card has."""
-        memory = cards.CARDS[self.card].memory
-        assert memory
-        return int(memory.gb * 1e9)
+        assert self.card.memory
+        return int(self.card.memory.gb * 1e9)
 
     @property
     def fits(self) -> bool:
@@ -71,13 +70,13 @@ class Prediction:
         return self.needed <= self.total
 
 
-def of_run(card: str, record: Record) -> Prediction:
+def of_run(card: cards.Card, record: Record) -> Prediction:
     """Return what is predicted from a run of all layers."""
     sources = range(len(record.made))
     return _prediction(card, record, record.events, record.components, list(sources), None)
 
 
-def of_depths(card: str, shallow: Record, deeper: Record, depths: tuple[int, int]) -> Prediction:
+def of_depths(card: cards.Card, shallow: Record, deeper: Record, depths: tuple[int, int]) -> Prediction:
     """Return what is predicted from runs with `depths` layers. Raises NotPredicted where they do not match."""
     assert deeper.stack
     try:
@@ -89,7 +88,7 @@ def of_depths(card: str, shallow: Record, deeper: Record, depths: tuple[int, int
 
 
 def _prediction(
-    card: str,
+    card: cards.Card,
     record: Record,
     events: Sequence[Event],
     components: Sequence[StorageKind],
@@ -99,7 +98,9 @@ def _prediction(
     if not any(event.storage is not None for event in events):
         raise NotPredicted("the program has put nothing on the card; does it say `cuda`?")
     config = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
-    phases = replay(events, "expandable_segments:true" in config.lower().replace(" ", ""), cards.workspace(card))
+    phases = replay(
+        events, "expandable_segments:true" in config.lower().replace(" ", ""), cards.workspace(card.gpu.capability)
+    )
     alive, phase = _alive_at_peak(events)
     parts: Counter[str] = Counter()
     groups: dict[tuple[Made, str], list[int]] = {}
@@ -148,7 +149,7 @@ def as_json(found: Prediction) -> str:
     """Return a prediction as one JSON object; sizes are bytes."""
     return json.dumps(
         {
-            "card": found.card,
+            "card": found.card.words,
             "allocated": found.phases[WHOLE].allocated,
             "reserved": found.phases[WHOLE].reserved,
             "needed": found.needed,
@@ -173,7 +174,6 @@ def as_json(found: Prediction) -> str:
 def as_text(found: Prediction) -> str:
     """Return a prediction as a page; sizes in GB of 10⁹ bytes."""
     whole = found.phases[WHOLE]
-    words = cards.CARDS[found.card].words
     lines = [f"{'phase':<28}{'allocated':>12}{'reserved':>12}   GB, predicted"]
     shown = {name: r for name, r in found.phases.items() if "/" in name}
     for name, reserved in (*shown.items(), ("whole run", whole)):
@@ -182,7 +182,7 @@ def as_text(found: Prediction) -> str:
     beside = f" + {_gb(found.paged)} unified" if found.paged else ""
     lines += [
         "",
-        f"{verdict} the {words}: {_gb(found.needed)} of {_gb(found.total)} GB"
+        f"{verdict} the {found.card.words}: {_gb(found.needed)} of {_gb(found.total)} GB"
         f" ({_gb(whole.reserved)} reserved{beside} + {_gb(cards.CONTEXT)} for CUDA's context, a guess)",
         "",
         f"at the peak, in {found.peak_phase or 'the start'}:",
@@ -196,7 +196,7 @@ def as_text(found: Prediction) -> str:
     ]
     if found.assumed:
         lines += [
-            "assumed:",
+            "assumed, or not counted:",
             *(f"  {what}" + f" ({n} times)" * (n > 1) for what, n in list(found.assumed.items())[:20]),
         ]
     return "\n".join(lines)

@@ -4,13 +4,16 @@ A program that makes a model of many equal layers may be run with few of them (`
 """
 
 import contextlib
+import functools
 import gc
 import importlib.metadata
 import math
 import os
+import re
 import runpy
 import subprocess
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,25 +26,30 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
-from peakmem import cuda
+from peakmem import cuda, foreign, kernels
 from peakmem.cards import Card
 from peakmem.device import StandIn
 from peakmem.events import Event, Peak, StorageKind
-from peakmem.tensors import Args, Kwargs, Op, tensors_in
+from peakmem.patches.replacing import Replaced
+from peakmem.stacks import Stack, Stacks
+from peakmem.tensors import META, Args, Kwargs, Op, tensors_in
 
 OURS = str(Path(__file__).parent) + os.sep
 TORCH = str(Path(torch.__file__).parent) + os.sep
 PLAIN_PYTHON = str(Path(os.__file__).parent) + os.sep
 HOST = 2**22  # numbers of a floating tensor on the host from which on they are not computed: no size depends on them
-LEAST_LAYERS = 7  # of a stack that is worth two short runs
 LEAST_VOCABULARY = 1000
-
-
-class Stack(NamedTuple):
-    """Equal layers of a model: the class of one, and how many there are."""
-
-    layer: str
-    layers: int
+# What makes a program another than the one that is followed, by where it begins.
+REFUSED = (
+    ("torch.distributed.distributed_c10d:rendezvous", "several processes (torch.distributed)"),
+    ("torch.distributed.distributed_c10d:_new_process_group_helper", "several processes (torch.distributed)"),
+    ("torch.multiprocessing.spawn:start_processes", "several processes (torch.multiprocessing)"),
+    ("torch.multiprocessing:start_processes", "several processes (torch.multiprocessing)"),
+    ("torch.cuda.graphs:CUDAGraph.__new__", "a CUDA graph"),
+    ("torch.cuda.graphs:graph.__init__", "a CUDA graph"),
+    ("torch.cuda:make_graphed_callables", "a CUDA graph"),
+    ("torch._dynamo.eval_frame:_optimize", "torch.compile"),
+)
 
 
 class Made(NamedTuple):
@@ -62,7 +70,7 @@ class Record:
     peaks: dict[str, Peak] = field(default_factory=dict)
     stack: Stack | None = None  # the largest
     steps: int = 0
-    assumed: Counter[str] = field(default_factory=Counter)  # what was, and how often
+    assumed: Counter[str] = field(default_factory=Counter)  # what was, or is not counted, and how often
     refused: str | None = None
     ended: str = ""
 
@@ -97,11 +105,14 @@ class Followed(StandIn):
         super().__init__("cuda", (), 0, card.gpu, lambda _: self._of_program(card))
         self._logit_widths = set()
         self.record = Record(stack=stack)
-        self._most_steps, self._layers, self._probing = steps, layers, probing
+        self._stacks = Stacks(stack, layers, self._leave_out)
+        self._most_steps, self._probing = steps, probing
         self.alive = self.most = 0  # bytes
         self._within = 0  # calls of modules that are open
         self._in_backward = False
         self._known_lines: dict[str, bool] = {}
+        self._launched: set[int] = set()  # operations, by id
+        self._left_out: set[int] = set()  # storages of layers that a shortened model lacks
         self._keep = keep
 
     # -- what torch.cuda answers with ------------------------------------------------------------------------------
@@ -149,9 +160,22 @@ class Followed(StandIn):
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             return None
         tensors = tensors_in(*args, *kwargs.values())
-        if not any(x.is_meta for x in tensors) and kwargs.get("device", None) != torch.device("meta"):
+        if not any(x.is_meta for x in tensors) and kwargs.get("device", None) != META:
             return self._on_host(func, args, kwargs, tensors)
-        return super().run(func, args, kwargs)
+        if id(func) not in self._launched:
+            self._launched.add(id(func))
+            if (uncounted := kernels.uncounted(func)) is not None:
+                self.assume(f"{uncounted} is not counted")
+        try:
+            return super().run(func, args, kwargs)
+        except RuntimeError as error:
+            if func.namespace in kernels.FOLLOWED and not _lacks_data(error):
+                raise
+            self.refuse(f"{func} has no known size or result without real numbers")
+
+    def assume(self, what: str) -> None:
+        """Note what is taken for true here, with the line that relies on it."""
+        self.record.assumed[f"{self._line()}: {what}"] += 1
 
     def _on_host(self, func: Op, args: Args, kwargs: Kwargs, tensors: list[Tensor]) -> Any:
         """Execute an operation on the host; one with large floating tensors for its shapes alone."""
@@ -179,15 +203,14 @@ class Followed(StandIn):
 
     def unknown(self, x: Tensor) -> Any:
         """Return 1 for a number that is not known, and note it. A truth that is not known is refused."""
-        line = self._line()
         if x.dtype == torch.bool:
-            self.refuse(f"{line}: the program goes on by a truth that only real numbers decide")
-        self.record.assumed[f"{line}: a number that is not known is read as 1"] += 1
+            self.refuse("the program goes on by a truth that only real numbers decide")
+        self.assume("a number that is not known is read as 1")
         return super().unknown(x)
 
-    def refuse(self, reason: str) -> NoReturn:
-        """End the run: what comes cannot be followed."""
-        self.record.refused = reason
+    def refuse(self, reason: str, line: str | None = None) -> NoReturn:
+        """End the run, with the line that asks for what cannot be followed."""
+        self.record.refused = f"{line or self._line()}: {reason}"
         self.end("refused")
 
     def end(self, reason: str) -> NoReturn:
@@ -196,6 +219,9 @@ class Followed(StandIn):
         with torch._C.DisableTorchFunction():
             self._holders.label_tensors(self.label)
         record.ended = reason
+        # On the card, layers that a shortened model leaves out would stay: they count as never made.
+        gone = {e.storage for e in self._events if e.bytes < 0 and e.storage in self._left_out}
+        self._events = [e for e in self._events if e.storage is None or e.storage not in gone]
         record.events, record.components, record.peaks = self.events(), self.components(), self.peaks()
         self._keep(record)
 
@@ -216,8 +242,10 @@ class Followed(StandIn):
 
     def _before_module(self, module: nn.Module, _: object) -> None:
         if self._within == 0 and not self._in_backward:
-            if self._probing and self.record.stack and self.record.stack.layers >= LEAST_LAYERS:
-                self.end("probed")
+            if self._probing:
+                self._probing, self.record.stack = False, self._stacks.worth()
+                if self.record.stack:
+                    self.end("probed")
             self._begin("forward" if torch.is_grad_enabled() else "without gradients")
         self._within += 1
 
@@ -239,13 +267,16 @@ class Followed(StandIn):
 
         yield from cuda.patches(self, card)
         patch = mock.patch.object
-        yield patch(nn.ModuleList, "__init__", self._noting_layers(nn.ModuleList.__init__))
-        yield patch(nn.Sequential, "__init__", self._noting_layers(nn.Sequential.__init__))
+        yield from self._stacks.patches()
         yield patch(nn.Embedding, "__init__", self._noting_vocabulary(nn.Embedding.__init__))
         yield patch(torch.autograd, "backward", self._in_backward_of(torch.autograd.backward))
+        yield patch(nn.Module, "load_state_dict", self._loading_weights(nn.Module.load_state_dict))
+        yield patch(torch, "load", _mapped(torch.load))
         yield patch(torch, "compile", self._compiled)
         yield patch(subprocess.Popen, "__init__", _launching(subprocess.Popen.__init__))
-        yield patch(torch.distributed, "init_process_group", self._refusing("several processes (torch.distributed)"))
+        for symbol, what in REFUSED:
+            yield Replaced(symbol, functools.partial(self._refused, what))
+        yield foreign.guarded(self)
         yield _removed(modules.register_module_forward_pre_hook(self._before_module))
         yield _removed(modules.register_module_forward_hook(self._after_module, always_call=True))
         yield _removed(optimizers.register_optimizer_step_pre_hook(self._before_step))
@@ -273,28 +304,31 @@ class Followed(StandIn):
         name = getattr(function, "__qualname__", type(function).__name__)
         return self._refusing(f"torch.compile of {name}")
 
+    def _refused(self, what: str, _: object) -> Any:
+        return self._refusing(what)
+
     def _refusing(self, what: str) -> Any:
         def refused(*_: object, **__: object) -> Any:
-            self.refuse(f"{self._line()}: {what} is not followed")
+            self.refuse(f"{what} is not followed")
 
         return refused
 
-    def _noting_layers(self, make: Any) -> Any:
-        """Return a constructor that notes a stack of equal layers, and shortens the one that is to be short."""
+    def _leave_out(self, layers: Sequence[nn.Module]) -> None:
+        """Note what these layers hold on the card."""
+        tensors = [x for layer in layers for x in (*layer.parameters(), *layer.buffers())]
+        with torch._C.DisableTorchFunction():
+            self._left_out |= {number for x in tensors if (number := self.storage_of(x)) is not None}
 
-        def init(owner: Any, *args: Any) -> None:
-            layers = list(args[0]) if type(owner) is nn.ModuleList and args and args[0] is not None else list(args)
-            if len(layers) >= LEAST_LAYERS and all(isinstance(x, nn.Module) for x in layers):
-                stack = Stack(type(layers[0]).__qualname__, len(layers))
-                if _equal(layers):
-                    if self._layers and stack == self.record.stack:
-                        layers = layers[: self._layers]
-                        args = (layers,) if type(owner) is nn.ModuleList else tuple(layers)
-                    elif not self._layers and (self.record.stack is None or stack.layers > self.record.stack.layers):
-                        self.record.stack = stack
-            make(owner, *args)
+    def _loading_weights(self, load: Any) -> Any:
+        """Return a load_state_dict that checks shapes and no names: a file may lack weights, and a model layers."""
 
-        return init
+        def load_state_dict(owner: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+            found = load(owner, state_dict, strict=False, assign=assign)
+            if found.missing_keys and strict:
+                self.assume(f"{len(found.missing_keys)} weights that the file lacks are loaded like the others")
+            return type(found)([], [])
+
+        return load_state_dict
 
     def _noting_vocabulary(self, make: Any) -> Any:
         def init(owner: Any, num_embeddings: int, *args: Any, **kwargs: Any) -> None:
@@ -309,7 +343,7 @@ class Followed(StandIn):
 
     def _line(self) -> str:
         """Return the line of the program or of a library that asks for what happens now."""
-        frame: FrameType | None = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
             known = self._known_lines.get(file)
@@ -340,6 +374,20 @@ def _launching(make: Any) -> Any:
     return init
 
 
+def _mapped(load: Any) -> Any:
+    """Return a torch.load that leaves weights in their file where it can, and on the card without numbers."""
+
+    def loaded(file: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
+        if isinstance(map_location, (str, torch.device)) and torch.device(map_location).type == "cuda":
+            map_location = META
+        if isinstance(file, (str, os.PathLike)) and not options.get("mmap"):
+            with contextlib.suppress(RuntimeError):  # files of an older form
+                return load(file, map_location, *args, **{**options, "mmap": True})
+        return load(file, map_location, *args, **options)
+
+    return loaded
+
+
 def _made_on_host(func: Op, args: Args, kwargs: Kwargs) -> Any:
     """Return what a factory makes on the host; a large floating tensor without its numbers."""
     size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
@@ -353,14 +401,6 @@ def _short(file: str) -> str:
     """Return a file's path from its package on, or from the current folder."""
     _, found, rest = file.rpartition("site-packages" + os.sep)
     return rest if found else os.path.relpath(file) if file.startswith(os.getcwd()) else file
-
-
-def _equal(layers: Sequence[nn.Module]) -> bool:
-    """Return whether layers are of one class, with parameters of the same shapes."""
-    if any(type(x) is not type(layers[0]) for x in layers):
-        return False
-    shapes = {tuple((name, tuple(p.shape)) for name, p in x.named_parameters()) for x in layers}
-    return len(shapes) == 1 and bool(next(iter(shapes)))
 
 
 @contextlib.contextmanager
@@ -384,19 +424,49 @@ def _called(then: Any) -> Iterator[None]:
 def follow(command: Sequence[str], module: bool, run: Followed) -> NoReturn:
     """Run a program to the end of `run`, or its own.
 
-    `command` is a file, a console script or (`module`) a module with its arguments. An error of the program is raised.
+    `command` is a file, a console script or (`module`) a module with its arguments. An error of the program is printed
+    with the program's lines alone.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("WANDB_MODE", "disabled")
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # weights are moved by this thread, which is followed
     gc.disable()  # what Python's collector frees, and when, would differ between depths
     with run:
-        try:
-            _start_all(list(command), module)
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise
-        run.end("its end")
+        to_the_end(run, functools.partial(_start_all, list(command), module))
+
+
+def to_the_end(run: Followed, start: Callable[[], None]) -> NoReturn:
+    """Start a program and end `run` with it. Its own error is printed, and the process ends with 1."""
+    try:
+        start()
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    except Exception as error:  # a program's own, of any kind
+        told = _own_lines(error)
+        if _lacks_data(error):
+            place = next((x for x in reversed(told.stack) if not x.filename.startswith(TORCH)), told.stack[-1])
+            run.refuse(str(error).partition("\n")[0], f"{_short(place.filename)}:{place.lineno}")
+        print("".join(told.format()), end="", file=sys.stderr, flush=True)
+        os._exit(1)
+    run.end("its end")
+
+
+def _lacks_data(error: Exception) -> bool:
+    """Return whether torch says that something cannot be done with tensors without data."""
+    return isinstance(error, NotImplementedError) or re.search(r"\bmeta\b|\bfake impl", str(error)) is not None
+
+
+def _own_lines(error: BaseException) -> traceback.TracebackException:
+    """Return an error's traceback without the lines of this package, and of torch and Python that call it."""
+    told = traceback.TracebackException.from_exception(error)
+    waiting = [told]
+    while waiting:
+        one = waiting.pop()
+        hidden = (OURS, "<frozen", TORCH + "overrides.py")
+        one.stack = traceback.StackSummary.from_list([x for x in one.stack if not x.filename.startswith(hidden)])
+        waiting += [x for x in (one.__cause__, one.__context__) if x is not None]
+    return told
 
 
 def _start_all(command: list[str], module: bool) -> None:

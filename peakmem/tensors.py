@@ -47,3 +47,9 @@ def known_numbers(x: Tensor) -> Tensor | None:
 def remember(x: Tensor, numbers: Tensor) -> None:
     """Let `known_numbers` of a `meta` tensor return these."""
     x._known_numbers = numbers  # type: ignore[attr-defined]  # an attribute of this module
+
+
+def forget(x: Tensor) -> None:
+    """Let the numbers of a `meta` tensor be unknown from now on."""
+    if hasattr(x, "_known_numbers"):
+        del x._known_numbers

@@ -32,7 +32,8 @@ def replacements(stand_in: "StandIn") -> Iterator[tuple[str, Callable[[Any], Any
     """
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: object = None) -> Tensor:
-        out = torch.empty(*shape, dtype=dtype, device=META)
+        with torch._C.DisableTorchFunction():  # on the stand-in, whatever a program may call it
+            out = torch.empty(*shape, dtype=dtype, device=META)
         if stand_in.stands_for == "cuda":
             stand_in.label(out, PAGED)
         return out

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from peakmem.patches import bitsandbytes, peft, transformers, trl
+from peakmem.patches import bitsandbytes, peft, transformers, triton, trl
 
 if TYPE_CHECKING:
     from peakmem.device import StandIn
@@ -24,7 +24,7 @@ Patch = AbstractContextManager[object]  # replaces something while it is entered
 
 def patches(stand_in: "StandIn") -> Iterator[Patch]:
     """Yield the patches of each library that is followed."""
-    for library in (transformers, peft, bitsandbytes, trl):
+    for library in (transformers, peft, bitsandbytes, trl, triton):
         for symbol, make in library.replacements(stand_in):
             yield Replaced(symbol, make)
 

@@ -62,12 +62,14 @@ def _from_config(
     kind = dtype or torch_dtype or "auto"
     if isinstance(kind, str):
         kind = config.dtype or torch.float32 if kind == "auto" else getattr(torch, kind)
-    model = cls._from_config(config, dtype=kind if isinstance(kind, torch.dtype) else getattr(torch, kind))
+    kind = kind if isinstance(kind, torch.dtype) else getattr(torch, kind)
+    model = cls._from_config(config, dtype=kind)
     packing = quantization_config or getattr(config, "quantization_config", None)
     quantizer = None
     if packing is not None:
         quantizer = AutoHfQuantizer.from_config(packing, pre_quantized=False)
-        quantizer.preprocess_model(model=model, config=config, device_map=device_map)
+        with modeling_utils.local_torch_dtype(kind):  # of the layers that take the place of others
+            quantizer.preprocess_model(model=model, config=config, device_map=device_map)
         model.hf_quantizer = quantizer
     if device_map is not None or quantizer is not None:
         modeling_utils.caching_allocator_warmup(model, dict.fromkeys(dict(model.named_parameters()), 0), quantizer)

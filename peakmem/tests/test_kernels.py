@@ -23,6 +23,24 @@ def test_several_cards_are_cards_of_their_kind():
     assert cards.gpu_of("some-card") == UNKNOWN
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "gb"),
+    [
+        ("4090", "RTX 4090", 25.7),
+        ("rtx 4090", "RTX 4090", 25.7),
+        ("A100", "A100", 85.9),
+        ("24GB", "card with 24 GB", 24),
+        ("24 gb", "card with 24 GB", 24),
+        ("1.5GiB", "card with 1.61061 GB", 1.5 * 2**30 / 1e9),
+    ],
+)
+def test_a_card_by_its_name_or_any_of_a_size(text, words, gb):
+    card = cards.named(text)
+    assert card.words == words and card.memory and card.memory.gb == pytest.approx(gb)
+    assert (card.gpu == UNKNOWN) == words.startswith("card with")
+    assert StandIn(text, PHASES, 1).gpu == card.gpu
+
+
 @pytest.mark.parametrize("card", ["4090", "2x4090", (8, 9), (8, 0), (8, 6)])
 def test_a_workspace_of_a_card_before_hopper(card):
     assert cards.workspace(card) == 8_519_680 == SMALL_WORKSPACE

@@ -1,0 +1,221 @@
+"""What a program may do that the stand-in cannot follow is refused, and what it takes for true is listed."""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from typing import NoReturn
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from peakmem import cards
+from peakmem.script import Followed, Record, to_the_end
+from peakmem.stacks import Stack, Stacks
+
+START = """
+import torch
+from torch import nn
+
+@torch.library.custom_op("peakmem_test::sizeless", mutates_args=())
+def sizeless(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+@torch.library.custom_op("peakmem_test::sized", mutates_args=())
+def sized(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+sized.register_fake(torch.empty_like)
+net = nn.Conv2d(2, 2, 3).cuda()
+x = torch.randn(2, 2, 8, 8, device="cuda")
+known = torch.arange(4, device="cuda")
+"""
+
+
+CARD = cards.named("4090")
+
+
+class Ended(BaseException):
+    """The run has ended."""
+
+
+def keep(record: Record) -> NoReturn:
+    raise Ended(record)
+
+
+def recorded(run: Followed, text: str, name: str = "train.py", **names: object) -> Record:
+    """What is recorded of a program with this text."""
+    with pytest.raises(Ended) as ended, run:
+        to_the_end(run, lambda: exec(compile(text, name, "exec"), {"__name__": "__main__", **names}))
+    (record,) = ended.value.args
+    assert isinstance(record, Record)
+    return record
+
+
+def followed(lines: str) -> Record:
+    """What is recorded of a program with these lines after those above; they begin in line 100."""
+    text = START + "\n" * (99 - START.count("\n")) + lines
+    return recorded(Followed(CARD, 2, None, 0, False, keep), text)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("if x.sum() > 2: pass", "the program goes on by a truth that only real numbers decide"),
+        (
+            "while not torch.allclose(x, x + 1): pass",
+            "aten.allclose.default has no known size or result without real numbers",
+        ),
+        ("torch.compile(net)(x)", "torch.compile of Conv2d is not followed"),
+        ("torch.compile(mode='max-autotune')(lambda y: y)(x)", "torch.compile of <lambda> is not followed"),
+        ("net.compile(); net(x)", "torch.compile of Module._call_impl is not followed"),
+        ("torch.distributed.init_process_group('nccl')", "several processes (torch.distributed) is not followed"),
+        (
+            "from torch.distributed.device_mesh import init_device_mesh; init_device_mesh('cuda', (1,))",
+            "several processes (torch.distributed) is not followed",
+        ),
+        ("torch.multiprocessing.spawn(print, nprocs=1)", "several processes (torch.multiprocessing) is not followed"),
+        ("torch.cuda.CUDAGraph()", "a CUDA graph is not followed"),
+        ("torch.cuda.graph(None)", "a CUDA graph is not followed"),
+        ("sizeless(x)", "peakmem_test.sizeless.default has no known size or result without real numbers"),
+        ("torch.unique(x)", "aten._unique2.default has no known size or result without real numbers"),
+        ("import numpy; numpy.from_dlpack(x)", "native code gets a tensor's memory, which has no known size"),
+        ("torch.utils.dlpack.to_dlpack(x)", "Cannot pack tensors on meta"),
+        ("x.__cuda_array_interface__", "native code gets a tensor's memory, which has no known size"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_its_line(lines, said):
+    refused = followed(lines).refused
+    assert refused is not None and refused.startswith(f"train.py:100: {said}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("net(x)", "cuDNN's workspace is not counted"),
+        ("sized(x)", "what peakmem_test.sized.default allocates inside its kernels is not counted"),
+        ("x.sort()", "what CUB sorts in is not counted"),
+        ("x.sum().item()", "a number that is not known is read as 1"),
+        ("x.cpu()", "numbers that are not known are zeros on the host"),
+        ("torch.empty(2, 2, 8, 8).copy_(x)", "numbers that are not known are zeros on the host"),
+        ("x.numpy(force=True)", "numbers that are not known are zeros on the host"),
+        ("x[x > 0]", "a mask that is not known is read as all true"),
+        ("(x > 0).nonzero()", "a mask that is not known is read as all true"),
+        ("x[x > 0] = 0.0", "a mask that is not known is read as all true"),
+        ("torch.equal(x, x + 1)", "two tensors are taken to be equal"),
+        ("x.data_ptr()", "what is done with a tensor's address is not followed"),
+        ("nn.Linear(2, 2).load_state_dict({})", "2 weights that the file lacks are loaded like the others"),
+    ],
+)
+def test_what_is_taken_for_true_is_listed_with_its_line(lines, said):
+    assert followed(lines).assumed == {f"train.py:100: {said}": 1}
+
+
+@pytest.mark.parametrize(
+    "lines", ["known[known > 1]", "known.cpu()", "known.sum().item()", "(x + 1).to(torch.bfloat16)", "x[known > 5]"]
+)
+def test_nothing_is_said_of_what_is_known(lines):
+    record = followed(lines.replace("x[known", "x[0, 0, 0, :4][known"))
+    assert not record.assumed and not record.refused
+
+
+EXTENSION = """
+#include <Python.h>
+const char *linked = "libc10.so";
+static PyObject *launch(PyObject *self, PyObject *x) { Py_RETURN_NONE; }
+static PyMethodDef methods[] = {{"launch", launch, METH_O, ""}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "kernels_of_mine", "", -1, methods};
+PyMODINIT_FUNC PyInit_kernels_of_mine(void) { return PyModule_Create(&module); }
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no compiler")
+def test_an_extension_that_works_on_tensors_is_refused_on_the_card_alone(tmp_path, monkeypatch):
+    (tmp_path / "mine.c").write_text(EXTENSION)
+    target = tmp_path / f"kernels_of_mine{sysconfig.get_config_var('EXT_SUFFIX')}"
+    include = f"-I{sysconfig.get_path('include')}"
+    subprocess.run(["gcc", "-shared", "-fPIC", include, "-o", target, tmp_path / "mine.c"], check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = "import kernels_of_mine as k; k.launch(torch.ones(1)); k.launch([x])"
+    said = "kernels_of_mine.launch is native code, which has no known size"
+    assert str(followed(lines).refused).endswith(said)
+
+
+TRITON = {
+    "triton/__init__.py": "",
+    "triton/runtime/__init__.py": "",
+    "triton/runtime/jit.py": "class JITFunction:\n    def run(self, *args, grid, warmup): raise OSError",
+    "triton/runtime/autotuner.py": "class Autotuner:\n    def run(self, *args): raise OSError",
+}
+
+
+@pytest.mark.parametrize("forms", [1, 2])
+def test_a_kernel_of_triton_allocates_nothing_but_what_choosing_its_form_takes(tmp_path, monkeypatch, forms):
+    """Its result's numbers are not known; the buffer is that of triton.testing.do_bench, once a kernel."""
+    for name, text in TRITON.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with mock.patch.dict(sys.modules):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
+            del sys.modules[name]
+        record = followed(f"""
+from types import SimpleNamespace
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+tuner = Autotuner()
+form = SimpleNamespace(all_kwargs=lambda: {{"BLOCK": 64}})
+tuner.fn, tuner.configs, tuner.cache = JITFunction(), [form] * {forms}, {{}}
+for _ in range(2):
+    tuner.run(x, known, grid=(1,), warmup=False)
+known.sum().item()
+""")
+    sizes = [event.bytes for event in record.events if event.bytes > 0]
+    assert sizes.count(256 * 2**20) == (forms > 1)
+    assert list(record.assumed.values()) == [1] and "is read as 1" in next(iter(record.assumed))
+
+
+MADE = {
+    "of a generator": "net = nn.ModuleList(nn.Linear(8, 8) for _ in range(N))",
+    "of layers": "net = nn.Sequential(*[nn.Linear(8, 8) for _ in range(N)])",
+    "by growing": "net = nn.ModuleList()\nfor _ in range(N): net.append(nn.Linear(8, 8))",
+}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("made", MADE)
+def test_layers_that_a_shortened_model_lacks_leave_no_trace(made, device):
+    """On the card, a layer that is made and thrown away would be an event that a deep model has not."""
+    text = f"with torch.device('{device}'):\n{textwrap.indent(MADE[made], '    ')}\nnet.cuda()"
+    events = []
+    for short, built in ((Stack("Linear", 9), 9), (None, 3)):
+        record = recorded(Followed(CARD, 2, short, 3, False, keep), text, nn=nn, torch=torch, N=built)
+        events.append(sorted(event.bytes for event in record.events if event.storage is not None))
+    assert events[0] == events[1] and len(events[0]) == 12, "allocated, and released at the end"
+
+
+@pytest.mark.parametrize(
+    ("made", "stack"),
+    [
+        ([("of layers", 9)], Stack("Linear", 9)),
+        ([("by growing", 9)], Stack("Linear", 9)),
+        ([("by growing", 9), ("of a generator", 9), ("of layers", 3)], Stack("Linear", 9)),
+        ([("by growing", 9), ("by growing", 3)], None),
+        ([("of layers", 9), ("by growing", 3)], None),
+        ([("of layers", 6)], None),
+    ],
+)
+def test_a_stack_is_worth_short_runs_where_none_of_its_class_grows_to_another_depth(made, stack):
+    stacks, kept = Stacks(None, 0, print), []
+    with contextlib.ExitStack() as patched:
+        for patch in stacks.patches():
+            patched.enter_context(patch)
+        for way, layers in made:
+            names = {"nn": nn, "N": layers}
+            exec(MADE[way], names)
+            kept.append(names["net"])
+    assert stacks.worth() == stack
