@@ -163,7 +163,7 @@ def check_data(
     else:
         _print_check(report)
         for note in [*rows.report.notes, stages_in_words(rows, seed, fraction)]:
-            screen.OUT.print(f"note: {note}", style="dim")
+            screen.OUT.print(in_make_words(f"note: {note}"), style="dim")
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
         raise UserError(f"{_named(malformed)}. {REPAIR}")

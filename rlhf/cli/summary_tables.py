@@ -38,7 +38,9 @@ def summary_table(summary: Summary) -> None:
     is_evaluation = summary.stage == EVALUATE  # policies and reward model have tables of their own
     for name in () if is_evaluation else without_ends(summary.metrics):
         if name not in listed:
-            table.add_row(Text(_words(name)) + _better(name), "", estimate(summary.metrics, name, "\n") or "-", "")
+            table.add_row(
+                Text(wording.metric(name)) + _better(name), "", estimate(summary.metrics, name, "\n") or "-", ""
+            )
     speed = summary.tokens_per_second
     table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s", "")
     table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
@@ -91,14 +93,17 @@ def _side_by_side(metrics: Mapping[str, float | None]) -> None:
     prompts = next((int(n) for policy in policies if (n := metrics.get(f"{policy}/{HELDOUT_PROMPTS}"))), None)
     every = dict.fromkeys(name.partition("/")[2] for name in metrics if not name.startswith(OF_REWARD_MODELS))
     measures = [name for name in without_ends(every) if name != HELDOUT_PROMPTS]
-    rows = [(_words(name), *(estimate(metrics, f"{policy}/{name}", "\n") for policy in policies)) for name in measures]
+    rows = [
+        (wording.metric(name), *(estimate(metrics, f"{policy}/{name}", "\n") for policy in policies))
+        for name in measures
+    ]
     title = of_prompts(prompts).strip() or "on held-out prompts"
     title += " (brackets: 95 %)" if len(without_ends(every)) < len(every) else ""
     rows_table(title, ("", *policies), rows, numbers=True)
     if models:
         of_models = dict.fromkeys(name.partition("/")[2] for name in metrics if name.startswith(OF_REWARD_MODELS))
         body = [
-            (_words(name), *(estimate(metrics, f"{model}/{name}") for model in models))
+            (wording.metric(name), *(estimate(metrics, f"{model}/{name}") for model in models))
             for name in without_ends(of_models)
         ]
         title = " and ".join(STAGE_TABLE[stage].title for stage in REWARD_MODELS if stage in models)
@@ -121,10 +126,6 @@ def _verdict(outcome: Verdict) -> Text:
     """Return a verdict in its colour."""
     colour = "green" if outcome.word in published.GOOD else "red" if outcome.word == published.MISSED else ""
     return Text(str(outcome), style=colour)
-
-
-def _words(metric: str) -> str:
-    return metric.replace("_", " ")
 
 
 def _better(metric: str) -> Text:

@@ -32,6 +32,7 @@ from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import Answer, RewardModelFigures, SampleLine
 from rlhf.stats import kl_of_best_of
 from rlhf.terminal.wording import estimate, number, without_ends
+from rlhf.terminal.wording import metric as metric_in_words
 
 DIALOGUES = 200  # dialogues of each run on the page, at most
 JUDGES = ("score", "true_reward", "second_score")
@@ -59,7 +60,7 @@ def sections_of_policies(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
         keys = list(dict.fromkeys(metric for _, metric in names))
         shown = without_ends(keys)
         rows = [
-            (run.name, key.replace("_", " "), *(estimate(metrics, f"{policy}/{key}") for policy in policies))
+            (run.name, metric_in_words(key), *(estimate(metrics, f"{policy}/{key}") for policy in policies))
             for key in shown
         ]
         columns = ("run", "metric", *policies)
@@ -102,7 +103,7 @@ def sections_of_best_of_n(runs: Sequence[RunRecords], charts: Charts) -> list[Se
             if f"{policy}/kl_per_response" in metrics:
                 keys = ("kl_per_response", *JUDGES)
                 rows.append((run.name, policy, *(estimate(metrics, f"{policy}/{key}") for key in keys)))
-    columns = ("run", "", "KL, nats per response", *(judge.replace("_", " ") for judge in JUDGES))
+    columns = ("run", "", "KL, nats per response", *map(metric_in_words, JUDGES))
     best_of_n = table(columns, rows, len(runs) > 1, numbers=(2, 3, 4, 5))
     return [Section("The best of n answers of the start, by score", "table.html", best_of_n)] if best_of_n else []
 
@@ -173,7 +174,7 @@ class RewardModel(NamedTuple):
 def _words(metric: str) -> str:
     """Return a reward model's metric in words; the second model's begin with its name."""
     stage, _, name = metric.partition("/")
-    return ("" if stage == RM else f"{STAGE_TITLES[SECOND_RM]}: ") + name.replace("_", " ")
+    return ("" if stage == RM else f"{STAGE_TITLES[SECOND_RM]}: ") + metric_in_words(name)
 
 
 def sections_of_reward_model(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:

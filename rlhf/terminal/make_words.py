@@ -43,7 +43,7 @@ IMPLIED = ("--with-parents", "--if-needed")  # what a target adds of itself
 _COMMAND = re.compile(r"`rlhf ([^`]*)`")
 _OPTION = re.compile(r"(?<![\w-])(--[a-z]+(?:-[a-z]+)*)(?: (?=[A-Z]+\b|[^\s`]*[=/\d]|[^\s`]+:)([^\s`]*[^\s`;:,.)]))?")
 POSITIONAL = {"data": "DATA", "reward": "REWARD"}  # variables of a command's words without an option
-_NAMES = {"FILES...": "DATA", "RLHF_VRAM_CAP": "VRAM_CAP"}
+_NAMES = {"FILES...": "DATA", "REWARDS": "REWARD", "RLHF_VRAM_CAP": "VRAM_CAP"}
 
 
 def variable(option: str) -> str:

@@ -1,9 +1,39 @@
 """Numbers and ranges as text, the same in tables, reports and messages."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 
 GB = 1e9  # bytes
+SHOWN = {  # phrases of keys that say little by themselves
+    "lc_win_rate": "win rate at equal length",
+    "proxy_truth_gap": "gain by score less gain by truth",
+    "second_gap": "gain by score less gain by the second reward model",
+    "kl": "KL",
+    "sd": ", standard deviations",
+    "score_sd": "standard deviation of scores",
+    "noise_at_most": "wrong labels if calibrated, at most",
+    "confident_disagreement": "labels contradicted with 90 % confidence",
+    "sigmoid_p5": "σ(score), 5 % quantile",
+    "sigmoid_p95": "σ(score), 95 % quantile",
+    "sigmoid_in_range": "σ(score) from 0.3 to 0.7",
+    "distinct_1": "share of distinct words",
+    "distinct_2": "share of distinct pairs of words",
+    "eos_rate": "share that ends",
+    "other_eos_rate": "share with another end token",
+    "empty_rate": "share of empty answers",
+    "equal_rate": "share of answers given twice",
+    "top1_agreement": "same likeliest token",
+    "rouge_l": "ROUGE-L",
+    "bleu": "BLEU",
+    "logprob": "log-probability",
+    "vocab_size": "tokens of the vocabulary",
+}
+PHRASES = re.compile(rf"(?<![^_])(?:{'|'.join(sorted(SHOWN, key=len, reverse=True))})(?![^_])")
+NAMED = re.compile(
+    r"(?P<kind>reward|change_of_unrelated|noise_of_unrelated|unrelated)_(?!good$|bad$)(?P<name>.+?)"
+    r"(?P<rest>(?:_pass_at_\d+|_gain|_sft|_base)?(?:_low|_high)?)"
+)
 
 
 def number(value: object) -> str:
@@ -15,6 +45,20 @@ def number(value: object) -> str:
     if isinstance(value, int) or (math.isfinite(value) and abs(value) >= 1000 and value == int(value)):
         return f"{int(value):,}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def metric(key: str) -> str:
+    """Return the key of a metric as it is shown: records keep the key, and only here stands what people read.
+
+    What a user named, a reward function or a task, keeps its name: `reward_my_rewards.longer_gain` is "reward
+    my_rewards:longer, gain". Of other keys the phrases of SHOWN are replaced; `_` is a space.
+    """
+    if named := NAMED.fullmatch(key):
+        module, _, function = named["name"].rpartition(".")
+        name = f"{module}:{function}" if module else function
+        rest = (named["rest"] or "").replace("_", " ").strip()
+        return f"{named['kind'].replace('_', ' ')} {name}" + (f", {rest}" if rest else "")
+    return PHRASES.sub(lambda found: SHOWN[found[0]], key).replace("_", " ").replace(" ,", ",")
 
 
 def estimate(metrics: Mapping[str, float | None], key: str, between: str = " ") -> str:

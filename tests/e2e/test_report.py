@@ -200,13 +200,13 @@ def test_in_a_browser_samples_are_filtered(run, chromium):
 def test_the_evaluation_is_shown_side_by_side(evaluated):
     page = report.page([report.load(evaluated)]).html
     summary = json.loads((evaluated / "evaluate" / "summary.json").read_text())
-    row = not_none(re.search(r'<tr><td data-label="metric">lc win rate vs sft</td>(.*?)</tr>', page))[1]
+    row = not_none(re.search(r'<tr><td data-label="metric">win rate at equal length vs sft</td>(.*?)</tr>', page))[1]
     cells = re.findall(r'<td class="number" [^>]*>(.*?)</td>', row)
     metrics = summary["metrics"]
     wanted = [metrics[f"{who}/lc_win_rate_vs_sft{end}"] for who in ("base", "ppo") for end in ("", "_low", "_high")]
     numbers = [float(number) for cell in cells for number in re.findall(r"[0-9.]+", cell)]
     assert numbers == pytest.approx(wanted, rel=1e-3) and cells[1] == ""
-    assert "lc win rate vs sft low" not in page and "ci95" not in page
+    assert "win rate at equal length vs sft low" not in page and "ci95" not in page
     for key in ("win_rate_vs_sft", "score_gain_sd"):
         low, value, high = (metrics[f"ppo/{key}{end}"] for end in ("_low", "", "_high"))
         assert low < value < high and not any(f"base/{key}{end}" not in metrics for end in ("_low", "_high"))

@@ -94,7 +94,7 @@ def test_the_table_of_an_evaluation_has_intervals_below_their_values(monkeypatch
     out = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
     assert "on held-out prompts (brackets: 95 %)" in out
-    assert ["win rate vs sft", "", "0.6"] in rows and ["kl per token", "0", "0.25"] in rows
+    assert ["win rate vs sft", "", "0.6"] in rows and ["KL per token", "0", "0.25"] in rows
     assert rows[rows.index(["win rate vs sft", "", "0.6"]) + 1] == ["", "", "(0.5 to 0.7)"]
     assert ["accuracy", "0.75 (0.625 to 0.875)"] in rows and ["margin", "1"] in rows
     assert not [row for row in rows if row and row[0].endswith(("low", "high", "ci95"))]

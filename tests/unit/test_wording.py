@@ -1,0 +1,42 @@
+"""How keys of metrics are shown: records keep the keys."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlhf.terminal import wording
+
+PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+KNOWN = {"vs", "kl", "n", "sft", "l"}  # the last one of ROUGE-L
+
+
+def test_no_metric_is_shown_as_an_abbreviation_that_nobody_explains():
+    """A word without a vowel is one, as `lc` and `sd` are, and so is one with a digit in it, as `p5`."""
+    section = PAGE.split("\n## Policies, on held-out prompts")[1].split("\n## Verdicts")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    keys = {key for row in rows for key in re.findall(r"`([a-z][\w.]*)`", row)} - {"win_rate_vs_sft_ci95"}
+    assert len(keys) > 80
+    for key in keys:
+        shown = wording.metric(key)
+        assert "_" not in shown or re.match(r"(reward|.*unrelated) ", shown), key
+        words = {word.lower() for word in re.findall(r"\w+", re.sub("NAME|TASK|[0-9.]+ ", "", shown))} - KNOWN
+        assert not [w for w in words if re.fullmatch(r"[^aeiouyσ]+|.*[a-z]\d.*", w) and not w.isdigit()], key
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("lc_win_rate_vs_base", "win rate at equal length vs base"),
+        ("second_score_gain_sd", "second score gain, standard deviations"),
+        ("score_sd", "standard deviation of scores"),
+        ("sdk_kld", "sdk kld"),  # a phrase is whole words of the key
+        ("reward_my_rewards.longer_gain", "reward my_rewards:longer, gain"),
+        ("reward_numeric_answer_pass_at_8", "reward numeric_answer, pass at 8"),
+        ("reward_kl_sd", "reward kl_sd"),  # the name is the user's
+        ("reward_good", "reward good"),
+        ("change_of_unrelated_chain_sum", "change of unrelated chain_sum"),
+    ],
+)
+def test_names_of_the_users_stay_and_phrases_are_words(key, shown):
+    assert wording.metric(key) == shown
