@@ -62,8 +62,8 @@ def plan(
     chosen = [name for name, is_chosen in modes.items() if is_chosen]
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} answer different questions: ask one at a time")
-    if price is not None and chosen and not published:
-        raise click.UsageError(f"--price goes with the plan itself, not with {chosen[0]}")
+    if price is not None and by_strategy:
+        raise click.UsageError("--price goes with the plan, and with settings that fit, not with --strategies")
     loaded = choice.load()
     if warning := shape.check(loaded):
         terminal.say(warning)
@@ -73,7 +73,7 @@ def plan(
     planned = [stage] if stage else stages
     if fit is not None or fastest:
         limit = fit if isinstance(fit, int) else round(USABLE * planning.card_bytes(loaded))
-        _show_fits(loaded, planned, limit, as_json)
+        _show_fits(loaded, planned, limit, price, as_json)
     elif by_strategy:
         _show_strategies(loaded, planned, as_json)
     elif published:
@@ -82,7 +82,9 @@ def plan(
         _show_plan(loaded, planned, price, as_json)
 
 
-def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int, as_json: bool) -> None:
+def _show_fits(
+    loaded: PinnedRecipe, stages: Sequence[StageName], limit: int, price: float | None, as_json: bool
+) -> None:
     """Search for the fastest settings with which the stages need at most `limit` bytes, and print them."""
     on_card = [stage for stage in stages if stage not in ON_HOST]
     if not on_card:
@@ -90,8 +92,11 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int, as
     refuse_less_than_the_base(loaded, on_card, limit)
     with Predictor() as predictor, working("looking for settings that fit") as say:
         fits = fitting(predictor.predict, loaded, on_card, limit, say)
-        hours = None if as_json or fits.too_large else planning.hours_before_and_after(predictor, loaded, fits)
-    tables.show_fits(loaded, fits, limit, as_json, hours)
+        timed = not fits.too_large and (price is not None or not as_json)
+        hours = planning.hours_before_and_after(predictor, loaded, fits) if timed else None
+    if price is not None and hours is None and not fits.too_large:
+        terminal.say("no cost: the hours are not known, as `rlhf plan` without --fit says")
+    tables.show_fits(loaded, fits, limit, as_json, hours, price)
 
 
 def _show_strategies(loaded: PinnedRecipe, stages: Sequence[StageName], as_json: bool) -> None:

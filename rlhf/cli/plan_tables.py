@@ -79,21 +79,20 @@ STAGE_COLUMNS = (
     "stage",
     "peak",
     "needs",
-    "reserved",
     "published",
     "verdict",
-    "hours at limit",
+    "fewest hours",
     "hours projected",
     "cost",
 )
-WIDE_ONLY = ("reserved", "published", "hours at limit")  # columns that a narrow terminal has no room for
-CARD_ONLY = ("needs", "reserved")  # on a CPU both would be the peak
+WIDE_ONLY = ("published", "fewest hours")  # columns that a narrow terminal has no room for
+CARD_ONLY = ("needs",)  # on a CPU it would be the peak
+WITHOUT_CARD = {"cuda": "no card named", "cpu": "on the CPU", "host": "in the host's memory"}  # verdict on memory
 EXPLAINED = {
     "peak": "what torch allocates",
     "needs": "what the card must have: peak, gaps, paged states and the driver",
-    "reserved": "what nvidia-smi shows for the process, on a card with room to spare",
     "verdict": "fits the card or not; better or worse than the published peak",
-    "hours at limit": "at the card's nominal rates",
+    "fewest hours": "at the card's nominal rates, which no run reaches",
     "hours projected": "(from-to) rates of others; sampling assumed (docs/memory.md)",
 }
 
@@ -111,17 +110,17 @@ def stage_table(plan: Plan, wide: bool) -> tuple[list[str], list[list[str]]]:
 
 def stage_rows(plan: Plan) -> list[tuple[str, ...]]:
     """Return a row for each stage: peak, need, published range, verdict, hours, cost; and one for the chain."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for stage, planned in plan.stages.items():
         ranges = ("-".join(dict.fromkeys(gb(x, 0) for x in ends if x)) for ends in planned.published_bytes or ())
         published = ", ".join(dict.fromkeys(ranges)) or "-"
-        verdict = {True: "fits", False: "DOES NOT FIT", None: f"on {planned.in_memory_of}"}[planned.fits]
+        verdict = {True: "fits", False: "DOES NOT FIT", None: WITHOUT_CARD[planned.in_memory_of]}[planned.fits]
         verdict += f", {planned.verdict}" if planned.verdict else ""
-        sizes = [gb(size) for size in (planned.peak_bytes, planned.card_needed_bytes, planned.card_reserved_bytes)]
+        sizes = gb(planned.peak_bytes), gb(planned.card_needed_bytes)
         rows.append((stage, *sizes, published, verdict, *_time_cells([planned.time])))
     chain = [plan.stages[stage].time for stage in totals.CHAIN if stage in plan.stages]
     if len(chain) == len(totals.CHAIN) and None not in chain:
-        rows.append((", ".join(totals.CHAIN), "", "", "", "", "", *_time_cells(chain)))
+        rows.append((", ".join(totals.CHAIN), "", "", "", "", *_time_cells(chain)))
     return rows
 
 
@@ -186,8 +185,33 @@ def time_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def answer(plan: Plan) -> str:
+    """Return the first line: whether all fits, what needs most, and the hours and the cost of all stages."""
+    parts = []
+    on_card = {stage: planned for stage, planned in plan.stages.items() if planned.in_memory_of == "cuda"}
+    if plan.card_bytes and on_card:
+        needs = {stage: planned.card_needed_bytes + planned.server_bytes for stage, planned in on_card.items()}
+        largest = max(needs, key=lambda stage: needs[stage])
+        said = "fits" if all(planned.fits for planned in on_card.values()) else "does not fit"
+        room = "; --fastest looks for settings that use the rest" if needs[largest] < ROOMY * plan.card_bytes else ""
+        parts.append(f"{said} the card: {largest} needs most, {gb(needs[largest])} of {gb(plan.card_bytes)} GB{room}")
+    if plan.free_bytes is not None:
+        said = "fits" if all(planned.fits for planned in plan.stages.values()) else "does not fit"
+        parts.append(
+            f"{said}: {gb(plan.free_bytes)} GB are {plan.free_words}, of which each process takes {gb(LIBRARIES)} GB "
+            "for libraries, beside its peak"
+        )
+    times = [planned.time for planned in plan.stages.values() if planned.time]
+    if times:
+        _, hours, cost = _time_cells(times)
+        untimed = [stage for stage, planned in plan.stages.items() if planned.no_time]
+        without = f" without {', '.join(untimed)}" if untimed else ""
+        parts.append(f"projected hours{without}: {hours}" + (f", {cost}" if cost != "-" else ""))
+    return make_words.in_make_words(". ".join(parts))
+
+
 def hints(plan: Plan) -> list[str]:
-    """Return closing lines: how to name a price, and at the end whether all fits the card and how much is left."""
+    """Return closing lines: what a server takes, and how to name a price."""
     lines = [
         f"{stage}: its vLLM server takes {gb(planned.server_bytes)} GB of the card beside this"
         for stage, planned in plan.stages.items()
@@ -195,22 +219,6 @@ def hints(plan: Plan) -> list[str]:
     ]
     if plan.price_per_hour is None and any(planned.time for planned in plan.stages.values()):
         lines.append("--price, dollars for an hour of a card, adds the cost")
-    on_card = {stage: planned for stage, planned in plan.stages.items() if planned.in_memory_of == "cuda"}
-    if plan.card_bytes and on_card and all(planned.fits for planned in on_card.values()):
-        needs = {stage: planned.card_needed_bytes + planned.server_bytes for stage, planned in on_card.items()}
-        largest = max(needs, key=lambda stage: needs[stage])
-        needed = needs[largest]
-        room = "; --fastest looks for settings that use the rest"
-        lines.append(
-            f"fits the card: {largest} needs most, {gb(needed)} of {gb(plan.card_bytes)} GB"
-            f"{room if needed < ROOMY * plan.card_bytes else ''}"
-        )
-    if plan.free_bytes is not None:
-        said = "fits" if all(planned.fits for planned in plan.stages.values()) else "does not fit"
-        lines.append(
-            f"{said}: {gb(plan.free_bytes)} GB are {plan.free_words}, of which each process takes {gb(LIBRARIES)} GB "
-            "for libraries, beside its peak"
-        )
     return [make_words.in_make_words(line) for line in lines]
 
 
@@ -220,6 +228,8 @@ def show(plan: Plan, as_json: bool) -> None:
         click.echo(json.dumps(plan.as_json(), indent=2))
         return
     name = f"{plan.recipe} {plan.version}" + (", modified" if plan.modified else "")
+    if said := answer(plan):
+        screen.OUT.print(f"{name}: {said}")
     wide = screen.OUT.width >= FULL_WIDTH
     columns, rows = (PHASE_COLUMNS, phase_rows) if wide else (("stage", "phase", "peak", "most of it"), narrow_rows)
     rows_table(f"{name}: predicted peak of each phase, GB", columns, rows(plan))
@@ -239,7 +249,7 @@ def show(plan: Plan, as_json: bool) -> None:
         screen.OUT.print(line, style="dim")
     if on_card:
         screen.OUT.print("These are predictions; docs/memory.md says how near they came on cards.", style="dim")
-    for line in hints(plan):  # the verdict is the last line, where a terminal stands
+    for line in hints(plan):
         screen.OUT.print(line)
 
 
@@ -273,9 +283,16 @@ def show_strategies(
 
 
 def show_fits(
-    loaded: PinnedRecipe, settings: Fit, limit: int, as_json: bool, hours: tuple[float, float] | None = None
+    loaded: PinnedRecipe,
+    settings: Fit,
+    limit: int,
+    as_json: bool,
+    hours: tuple[float, float] | None = None,
+    price: float | None = None,
 ) -> None:
-    """Print the settings that fit, and the projected hours of training before and with them.
+    """Print the settings that fit, and the projected hours of training before and with them, with their cost.
+
+    `price` is in dollars for an hour of one card.
 
     Raises UserError where a stage needs more than `limit` bytes with all of them.
     """
@@ -289,7 +306,10 @@ def show_fits(
             }
             for stage, predicted in settings.stages.items()
         }
-        click.echo(json.dumps({"limit_bytes": limit, "set": settings.changes, "stages": stages}, indent=2))
+        content = {"limit_bytes": limit, "set": settings.changes, "stages": stages}
+        if hours and price is not None:
+            content["projected_cost"] = _costs(loaded, hours, price)[1]
+        click.echo(json.dumps(content, indent=2))
     else:
         rows = [
             (
@@ -312,7 +332,8 @@ def show_fits(
         return
     changes = loaded.with_changes(settings.changes).overrides
     if not changes:
-        screen.OUT.print("these are the recipe's own settings: nothing is to be changed")
+        costs = f": ${_costs(loaded, hours, price)[1]:.2f}, projected" if hours and price is not None else ""
+        screen.OUT.print(f"these are the recipe's own settings: nothing is to be changed{costs}")
         return
     chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
     screen.OUT.print(f"{chain}:")
@@ -321,6 +342,17 @@ def show_fits(
     if hours:
         before, after = hours
         screen.OUT.print(f"projected hours of training: {before:.2f} as the recipe is, {after:.2f} with these settings")
+        if price is not None:
+            before, after = _costs(loaded, hours, price)
+            screen.OUT.print(
+                f"projected cost of training: ${before:.2f} as the recipe is, ${after:.2f} with these settings"
+            )
+
+
+def _costs(loaded: PinnedRecipe, hours: tuple[float, float], price: float) -> tuple[float, float]:
+    """Return the dollars of hours before and with the settings that fit, of all cards."""
+    before, after = (loaded.recipe.hardware.count * price * number for number in hours)
+    return before, after
 
 
 def show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure], as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """What a plan adds to its tables."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,14 @@ from rich.console import Console
 
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
+from rlhf.plan.fit import Fit
 from rlhf.plan.plan import Plan, PlannedPhase, PlannedStage, StageTime, server_bytes
 from rlhf.recipe import StageName
 from rlhf.rollout.vllm_command import start_command
 from rlhf.terminal import make_words, screen
-from tests.unit.plans import planned, planned_stage
+from tests.unit.plans import SFT, planned, planned_stage
+
+ROOT = Path(__file__).parents[2]
 
 
 def made(needed: float, price: float | None = None, rm: PlannedStage | None = None) -> Plan:
@@ -22,14 +26,15 @@ def made(needed: float, price: float | None = None, rm: PlannedStage | None = No
 
 
 def test_a_card_that_is_far_from_full_is_said_to_have_room():
-    *_, line = tables.hints(made(11.0))
-    assert line.startswith("fits the card: sft needs most, 11.00 of 25.00 GB; --fastest")
-    assert tables.hints(made(20.0))[-1] == "fits the card: sft needs most, 20.00 of 25.00 GB"
+    hours = ". projected hours: 2.0 (1.0-3.0)"
+    room = "; --fastest looks for settings that use the rest"
+    assert tables.answer(made(11.0)) == f"fits the card: sft needs most, 11.00 of 25.00 GB{room}{hours}"
+    assert tables.answer(made(20.0)) == f"fits the card: sft needs most, 20.00 of 25.00 GB{hours}"
 
 
 def test_nothing_fits_where_one_stage_does_not():
     too_large = planned_stage(fits=False, card_needed_bytes=20 * 10**9)
-    assert not [line for line in tables.hints(made(20.0, rm=too_large)) if "fits" in line]
+    assert tables.answer(made(20.0, rm=too_large)).startswith("does not fit the card: sft needs most")
 
 
 def test_the_price_is_asked_for_where_it_would_make_a_cost():
@@ -39,7 +44,7 @@ def test_the_price_is_asked_for_where_it_would_make_a_cost():
 
 def test_hints_have_make_s_words_under_make(monkeypatch):
     monkeypatch.setenv(make_words.STARTED, "make")
-    price, fastest = tables.hints(made(11.0))
+    (price,), fastest = tables.hints(made(11.0)), tables.answer(made(11.0))
     assert price.startswith("PRICE, dollars") and "; FIT=card looks for" in fastest and "--" not in price + fastest
 
 
@@ -78,11 +83,11 @@ def test_a_phase_with_the_numbers_of_its_part_is_named_once():
     assert tables.phase_rows(full())[0][0] == "sft"
 
 
-def test_the_stage_table_follows_the_phases_and_the_verdict_is_the_last_line(capsys):
+def test_the_answer_is_the_first_line_and_the_stage_table_follows_the_phases(capsys):
     tables.show(full(fits=True), as_json=False)
     out = capsys.readouterr().out
     assert out.index("predicted peak of each phase") < out.index("predicted memory in GB")
-    assert out.splitlines()[-1].startswith("fits the card: sft needs most")
+    assert " fits the card: sft needs most, 20.00 of 1.00 GB" in out.splitlines()[0]
 
 
 @pytest.mark.parametrize(("place", "mentioned"), [("cuda", True), ("cpu", False)])
@@ -98,13 +103,27 @@ def test_a_stage_without_hours_has_the_reason():
     assert lines[0].startswith("hours: lengths of rows ") and lines[1:] == ["no hours for rm, dpo: rows are missing"]
 
 
+@pytest.mark.parametrize("cards", [1, 2])
+def test_settings_that_fit_have_their_cost(cards, capsys):
+    loaded = recipe.load(ROOT / "recipes/4090-llama2-7b/v2", {"hardware.count": cards, "ppo.num_mini_batches": 1})
+    slower = Fit({"sft.gradient_checkpointing": True}, {"sft": SFT}, ())
+    tables.show_fits(loaded, slower, 10**12, False, hours=(2.0, 2.5), price=0.5)
+    said = f"projected cost of training: ${cards:.2f} as the recipe is, ${1.25 * cards:.2f} with these settings"
+    assert said in capsys.readouterr().out
+    own = recipe.load(ROOT / "recipes/4090-llama2-7b/v2")
+    tables.show_fits(own, slower._replace(changes={}), 10**12, False, hours=(2.0, 2.0), price=0.5)
+    assert "nothing is to be changed: $1.00, projected" in capsys.readouterr().out
+    tables.show_fits(loaded, slower, 10**12, True, hours=(2.0, 2.5), price=0.5)
+    assert json.loads(capsys.readouterr().out)["projected_cost"] == 1.25 * cards
+
+
 def test_hours_of_a_small_file_are_not_rounded_to_nothing():
     stage = planned_stage(time=StageTime(0.011, 0.024, (0.019, 0.036), None, None))
     (row,) = tables.stage_rows(planned({"sft": stage}))
     assert row[-3:-1] == ("0.01", "0.02 (0.02-0.04)")
 
 
-GSM8K = recipe.load(Path(__file__).parents[2] / "recipes/4090-llama31-8b-gsm8k/v1")
+GSM8K = recipe.load(ROOT / "recipes/4090-llama31-8b-gsm8k/v1")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +144,6 @@ def test_a_server_on_the_same_card_needs_its_share(changes, beside):
 
 def test_a_stage_fits_with_its_server_or_not_at_all():
     stage = planned_stage(card_needed_bytes=10 * 10**9, server_bytes=9 * 10**9, fits=True)
-    lines = tables.hints(planned({"grpo": stage}))
-    assert "grpo: its vLLM server takes 9.00 GB of the card beside this" in lines
-    assert any("grpo needs most, 19" in line for line in lines)
+    plan = planned({"grpo": stage})
+    assert "grpo: its vLLM server takes 9.00 GB of the card beside this" in tables.hints(plan)
+    assert "grpo needs most, 19" in tables.answer(plan)
