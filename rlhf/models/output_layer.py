@@ -51,8 +51,8 @@ def response_statistics(
     output_layer = base.get_output_embeddings()
     if getattr(output_layer, "bias", None) is not None or isinstance(output_layer, BaseTunerLayer):
         raise UserError("an output layer with a bias or an adapter is not supported")
-    mask = rollout.mask
-    states, tokens = hidden[mask], rollout.tokens[mask]
+    mask, real = rollout.mask, rollout.real_slots
+    states, tokens = hidden.flatten(0, 1)[real], rollout.tokens.flatten()[real]
     count = len(tokens)
     if few_sizes and (extra := round_to_few_sizes(count) - count):
         states, tokens = F.pad(states, (0, 0, 0, extra)), F.pad(tokens, (0, extra))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.data.batch import Rollout, TrainingBatch, joined
+from rlhf.data.batch import Rollout, TrainingBatch, joined, on_device
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
     compared_in_groups,
@@ -62,7 +62,7 @@ class ScoredRollout:
 
     def keep_and_add(self, rows: Tensor, more: "ScoredRollout") -> "ScoredRollout":
         """Return the given rows, possibly none, followed by all rows of `more`."""
-        kept = self.rollout.rows(rows.to(self.rollout.ids.device)) if len(rows) else None
+        kept = self.rollout.rows(rows) if len(rows) else None
         return ScoredRollout(
             rollout=more.rollout if kept is None else joined(kept, more.rollout),
             by_name={name: torch.cat([raw[rows], more.by_name[name]]) for name, raw in self.by_name.items()},
@@ -258,7 +258,7 @@ class Learner:
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
-        minibatch = MinibatchSize(len(mini_rows), batch.token_counts[mini_rows].sum())
+        minibatch = MinibatchSize(len(mini_rows), batch.token_counts[on_device(mini_rows, self.shared.device)].sum())
         parts = []
         with self.shared.role("policy"):
             for rows in self.state.micro_batches(batch.rollout, mini_rows):

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rlhf.data.batch import Rollout, TrainingBatch
+from rlhf.data.batch import Rollout, TrainingBatch, on_device
 from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.gae import gae
@@ -118,7 +118,7 @@ def with_verdict(rollout: Rollout, rewards: FunctionRewards | None) -> tuple[Rol
             "give every response a number, or run with hardware.count: 1"
         )
     device = rollout.ids.device
-    return (rollout.rows(judged.to(device)) if missing else rollout), rewards.total[judged].to(device)
+    return (rollout.rows(judged) if missing else rollout), rewards.total[judged].to(device)
 
 
 @torch.no_grad()
@@ -239,7 +239,7 @@ class Learner:
 
         All of the policy's micro-batches come first, then the critic's: switching roles in each would be slow.
         """
-        token_count = batch.rollout.response_length[mini_rows].sum()
+        token_count = batch.rollout.response_length[on_device(mini_rows, self.shared.device)].sum()
         parts = []
         with self.shared.role("policy"):
             for rows in self.state.micro_batches(batch.rollout, mini_rows):

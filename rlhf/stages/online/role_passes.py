@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, on_device
 from rlhf.errors import UserError
 from rlhf.models.precision import dtype_of
 from rlhf.models.shared_base import SharedBase
@@ -86,7 +86,7 @@ def _per_token(
             micro_batch = rollout.rows(rows)
             hidden = shared.response_hidden(micro_batch)
             for result, fn in zip(results, fns, strict=True):
-                result[rows, : micro_batch.mask.shape[1]] = fn(micro_batch, hidden)
+                result[on_device(rows, mask.device), : micro_batch.longest_response] = fn(micro_batch, hidden)
     distributed.all_sum(*results)
     return results
 
@@ -112,7 +112,7 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -
     lower = torch.zeros(*rollout.ids.shape, hidden_size, dtype=dtype, device=shared.device)
     for rows in rollout.sharded_by_length(rows_at_once):
         ids = rollout.rows(rows).ids
-        lower[rows, : ids.shape[1]] = shared.lean_trunk.lower_states(ids)
+        lower[on_device(rows, lower.device), : ids.shape[1]] = shared.lean_trunk.lower_states(ids)
     distributed.all_sum(lower)
     return replace(rollout, lower_states=lower)
 
@@ -125,7 +125,7 @@ def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Te
     scores = torch.zeros(len(rollout.ids), device=shared.device)
     with shared.role("reward"):
         for rows in rollout.sharded_by_length(rows_at_once):
-            scores[rows] = shared.scores(rollout.rows(rows))
+            scores[on_device(rows, scores.device)] = shared.scores(rollout.rows(rows))
     distributed.all_sum(scores)
     if not scores.cpu().isfinite().all():
         raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")

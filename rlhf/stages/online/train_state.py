@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -123,7 +122,7 @@ class TrainState:
     def _minibatches(self, count: int) -> Iterator[Tensor]:
         """Yield the rows of each minibatch of a batch of `count` rows, pass by pass, each in a new random order."""
         for _ in range(self.options.passes):
-            yield from torch.randperm(count).to(self.shared.device).chunk(self.options.num_mini_batches)
+            yield from torch.randperm(count).chunk(self.options.num_mini_batches)
 
     @contextmanager
     def _ready_to_learn(self) -> Iterator[None]:
@@ -140,14 +139,11 @@ class TrainState:
         self.shared.gather()  # not after an error, when other ranks would not take part
 
     def micro_batches(self, rollout: Rollout, mini_rows: Tensor) -> Iterator[Tensor]:
-        """Yield this rank's micro-batches of a minibatch, each as rows of the batch.
+        """Yield this rank's micro-batches of a minibatch, each as rows of the batch on the host.
 
         The rehearsal of memory (rlhf/plan/rehearsal/passes.py) yields one of several equal ones.
         """
-        size = self.options.per_device_train_batch_size
-        minibatch = replace(rollout, lower_states=None).rows(mini_rows)  # lengths are enough; states would be copied
-        for index in minibatch.sharded_by_length(size):
-            yield mini_rows[index]
+        yield from rollout.sharded_by_length(self.options.per_device_train_batch_size, mini_rows)
 
     def sums_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return the sums of the statistics of micro-batches, over all ranks."""
