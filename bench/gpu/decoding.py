@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from unittest import mock
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -87,14 +88,14 @@ def decision(row: DecodingTime | str, count: int, dry_run: bool) -> Decision:
 def rollout_seconds(
     shared: SharedBase, tokenizer: DialogueTokenizer, sampling: Sampling, variant: Variant, seed: int
 ) -> dict[str, float]:
-    """Return the seconds of one whole rollout, and of its prefill and its decoding, captures included."""
+    """Return the seconds of one whole rollout, of its prefill and its decoding, captures included, and of a replay."""
     prompt = sampling.max_prompt_length
     lengths = [prompt - row % min(7, prompt - 1) for row in range(sampling.batch_size)]
     prompts = [[3 + (7 * row + i) % 40 for i in range(length)] for row, length in enumerate(lengths)]
     torch.manual_seed(seed)
     phase_seconds: dict[str, float] = {}
     with variants.in_turn(variant, shared), _timed("rollout", phase_seconds):
-        sample(shared.base, prompts, tokenizer, sampling, phase=partial(_timed, spent=phase_seconds))
+        sample(shared.base, prompts, tokenizer, sampling, phase=partial(_phase, spent=phase_seconds))
     return phase_seconds
 
 
@@ -102,7 +103,8 @@ def figures(runs: Sequence[Mapping[str, float]], response: int, read: int, bandw
     """Return median and spread of a decoding step, the prefill and the rest of all rollouts but the first, and the MBU.
 
     `response` is the number of tokens of a rollout; the prefill makes the first one. `read` is what a step must read,
-    in bytes. Of one rollout only the first step is known.
+    in bytes. Of one rollout only the first step is known. A step is a mean over all of them: a plain one, a capture and
+    replays of it; what a replay takes alone stands beside it.
     """
     first, *counted = runs
     row: DecodingTime = {"first_step_seconds": first["decode"] / (response - 1), "bytes_read": read}
@@ -110,8 +112,37 @@ def figures(runs: Sequence[Mapping[str, float]], response: int, read: int, bandw
         row["step_seconds"] = spread([run["decode"] / (response - 1) for run in counted])
         row["prefill_seconds"] = spread([run["prefill"] for run in counted])
         row["outside_seconds"] = spread([run["rollout"] - run["prefill"] - run["decode"] for run in counted])
+        if all("replay" in run for run in counted):
+            row["replay_seconds"] = spread([run["replay"] for run in counted])
         row["mbu"] = read / row["step_seconds"]["median"] / bandwidth
     return row
+
+
+@contextmanager
+def _phase(name: str, spent: dict[str, float]) -> Iterator[None]:
+    """Note the seconds of a phase in `spent`, and those of a replay of the step that decoding captures."""
+    with _timed(name, spent), _replays(spent) if name == "decode" else nullcontext():
+        yield
+
+
+@contextmanager
+def _replays(spent: dict[str, float]) -> Iterator[None]:
+    """Note the mean seconds of a graph's replay in the block, from the first replay to the end, in `spent`."""
+    replay, started, count = torch.cuda.CUDAGraph.replay, 0.0, 0
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        nonlocal started, count
+        if not count:
+            synchronize()
+            started = time.perf_counter()
+        count += 1
+        replay(graph)
+
+    with mock.patch.object(torch.cuda.CUDAGraph, "replay", counted):
+        yield
+    synchronize()
+    if count:
+        spent["replay"] = (time.perf_counter() - started) / count
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -670,6 +670,28 @@ def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept()
     for mbu, holds in ((0.61, None), (0.59, None), (0.95, True)):  # the quartiles are 0.67 and 1.33 times as fast
         assert decoding.decision({**row, "mbu": mbu}, 16, False).holds is holds, mbu
     assert decoding.decision(decoding.figures(runs[:1], 11, 300, 1000.0), 16, False).holds is None
+    assert "replay_seconds" not in row
+    captured = decoding.figures([run | {"replay": run["decode"] / 20} for run in runs], 11, 300, 1000.0)
+    assert captured == row | {"replay_seconds": {"median": 0.5, "low": 0.375, "high": 0.75, "n": 3}}
+
+
+def test_a_replay_is_timed_without_the_step_before_it_and_its_capture(monkeypatch):
+    """A decoding of 2 s before the first of two replays, which take 3 s each; the prefill is no part of it."""
+    clock = [0.0]
+    monkeypatch.setattr(decoding, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def takes(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: takes(3))
+    spent: dict[str, float] = {}
+    with decoding._phase("prefill", spent):
+        takes(5)
+    with decoding._phase("decode", spent):
+        takes(2)
+        for _ in range(2):
+            torch.cuda.CUDAGraph.replay(cast(Any, None))
+    assert spent == {"prefill": 5, "decode": 8, "replay": 3}
 
 
 # ---- records ----
