@@ -20,6 +20,7 @@ aten = torch.ops.aten
 # Flash attention to sequences of different lengths, and torch.nn.attention.varlen around it. Both have the arguments
 # that are read here in the same places.
 VARIABLE_LENGTHS = ("aten::_flash_attention_forward", "torch_attn::_varlen_attn")
+OF_VARIABLE_LENGTHS = "aten::_flash_attention_backward"  # the gradient of both
 ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "flash_attention_for_cpu")  # torch's kernels that we run
 
 
@@ -31,6 +32,7 @@ def inside(gpu: Gpu) -> dict[str, Count]:
         "aten::_softmax_backward_data": _softmax_backward,
         "aten::_safe_softmax": _safe_softmax,
         **dict.fromkeys(VARIABLE_LENGTHS, _variable_lengths),
+        OF_VARIABLE_LENGTHS: _variable_lengths_backward,
         bitsandbytes.PRODUCT: functools.partial(bitsandbytes.inside, gpu),
     }
 
@@ -81,10 +83,29 @@ def _variable_lengths(args: Args, kwargs: Kwargs) -> int:
     return size_of_sums + 2 * int(query.nbytes)
 
 
+def _variable_lengths_backward(args: Args, kwargs: Kwargs) -> int:
+    """Return the bytes of float32 softmax_d and dq_accum, and of dk and dv of every query head.
+
+    Source: flash_attn/flash_api.cpp, mha_varlen_bwd. Queries have 128 places more for each sequence.
+    """
+    q, k, ends = args[1], args[2], args[6]
+    heads, size = q.shape[-2:]
+    rows, width = len(q) + 128 * (len(ends) - 1), -(-int(size) // 32) * 32
+    copied: int = 2 * len(k) * heads * size * q.element_size() if k.shape[-2] != heads else 0
+    return rows * int(heads) * (1 + width) * 4 + copied
+
+
 def _variable_lengths_flops(args: Args, kwargs: Kwargs) -> int:
     """Return the operations of every query, to as many tokens as the longest row can have."""
     query, longest = args[0], args[6]
     count: int = 4 * query.numel() * longest
+    return count
+
+
+def _variable_lengths_backward_flops(args: Args, kwargs: Kwargs) -> int:
+    """Return the operations of the backward pass, which computes the scores again."""
+    query, longest = args[1], args[9]
+    count: int = 10 * query.numel() * longest
     return count
 
 
@@ -194,5 +215,6 @@ def _of_tensors(count: Callable[..., int]) -> Count:
 FLOPS: dict[str, Count] = {
     **{packet.default._schema.name: _of_tensors(count) for packet, count in ATTENTION_FLOPS.items()},
     **dict.fromkeys(VARIABLE_LENGTHS, _variable_lengths_flops),
+    OF_VARIABLE_LENGTHS: _variable_lengths_backward_flops,
     bitsandbytes.PRODUCT: bitsandbytes.flops,
 }

@@ -17,23 +17,29 @@ def flash_attention(
     return_debug_mask: bool,
     *,
     scale: float | None = None,
-    seqused_k: Tensor,
+    seqused_k: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """aten::_flash_attention_forward for one query a sequence, with what its kernel checks.
+    """aten::_flash_attention_forward of sequences that follow each other, with what its kernel checks.
 
-    Its arguments are those that torch has had since 2.11. Of sequence n it reads the first seqused_k[n] of the keys
-    from cu_seq_k[n] on. Only the first of the five results is computed.
+    Its arguments are those that torch has had since 2.11. A sequence has the queries and keys between two bounds; of
+    the keys of number n the first seqused_k[n] are read. With `is_causal` its last query belongs to its last key, the
+    one before to the key before, and so on. Only the first of the five results is computed.
     """
-    count, heads, size = query.shape
+    (count, heads, size), sequences = query.shape, len(cu_seq_q) - 1
     key_heads = key.shape[1]
     assert key.shape == value.shape == (len(key), key_heads, size)
-    assert heads % key_heads == 0 and max_q == 1
-    assert dropout_p == 0 and not is_causal and not return_debug_mask
+    assert heads % key_heads == 0 and dropout_p == 0 and not return_debug_mask
     assert all(x.stride(-1) == 1 for x in (query, key, value)) and query.dtype == key.dtype == value.dtype
-    for x, length in ((cu_seq_q, count + 1), (cu_seq_k, count + 1), (seqused_k, count)):
+    used = cu_seq_k.diff() if seqused_k is None else seqused_k
+    for x, length in ((cu_seq_q, sequences + 1), (cu_seq_k, sequences + 1), (used, sequences)):
         assert x.dtype == torch.int32 and x.is_contiguous() and x.shape == (length,)
+    assert cu_seq_q.tolist()[-1] == count and max(cu_seq_q.diff().tolist()) <= max_q and max(used.tolist()) <= max_k
+    own = torch.repeat_interleave(torch.arange(sequences), cu_seq_q.diff())  # the sequence of each query
+    first, end = cu_seq_k[own], cu_seq_k[own] + used[own]
+    if is_causal:
+        end = end - cu_seq_q[own + 1] + torch.arange(count) + 1
     place = torch.arange(len(key))
-    read = (place >= cu_seq_k[:-1, None]) & (place < (cu_seq_k[:-1] + seqused_k)[:, None])  # (N, keys)
+    read = (place >= first[:, None]) & (place < end[:, None])  # (queries, keys)
     keys, values = (x.repeat_interleave(heads // key_heads, 1).float() for x in (key, value))
     scores = torch.einsum("nhd,khd->nhk", query.float(), keys) * (size**-0.5 if scale is None else scale)
     weights = scores.masked_fill(~read[:, None], -torch.inf).softmax(-1)

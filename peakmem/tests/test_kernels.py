@@ -148,3 +148,18 @@ def test_what_attention_to_a_row_s_own_tokens_allocates_and_computes(name):
     assert kernels.inside(CARDS["h100"].gpu)[name](short, {}) == 2 * 16 * 32 * 128 * 2, "one block has no partial sums"
     several = (*args[:5], 2, 512)
     assert kernels.inside(CARDS["h100"].gpu)[name](several, {}) == 0, "several queries of a row stay as they lie"
+
+
+@pytest.mark.parametrize(("kv_heads", "copied"), [(4, 0), (2, 2 * 70 * 4 * 40 * 2)])
+def test_what_the_gradient_of_sequences_of_different_lengths_allocates_and_computes(kv_heads, copied):
+    """softmax_d and dq_accum in float32, with 128 places more for each of 3 sequences; heads of 40 numbers are 64."""
+    sizes = ((30, 4), (70, kv_heads), (70, kv_heads))
+    q, k, v = (torch.empty(*n, 40, dtype=torch.bfloat16, device=META, requires_grad=True) for n in sizes)
+    bounds = torch.zeros(4, dtype=torch.int32, device=META)
+    with StandIn("cuda", PHASES, 10**9, CARDS["h100"].gpu) as stand_in, record_function("train"):
+        out = torch.ops.aten._flash_attention_forward(q, k, v, bounds, bounds, 20, 50, 0.0, True, False)[0]
+        out.backward(torch.empty_like(out))
+    peak = stand_in.peaks()["train"]
+    (inside,) = (parts["kernels"] for name, parts in peak.by_operation.items() if "(inside)" in name)
+    assert inside == rounded((30 + 3 * 128) * 4 * (1 + 64) * 4 + copied)
+    assert peak.work.flops == (4 + 10) * 30 * 4 * 40 * 50, "every query to as many keys as the longest sequence has"

@@ -146,7 +146,7 @@ class SharedBase:
         RuntimeError when another role is active by then. Raises RuntimeError without an active role.
         """
         if self.lean_trunk is not None:
-            return self._lean(ids)
+            return self.lean_trunk.hidden(self._active, ids)
         role = self._active
         with mixed_precision(self.base):
             states: Tensor = self.base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
@@ -206,22 +206,19 @@ class SharedBase:
 
         last: the position (B,) of the last real token, at which the head reads; lower_states: as in `Rollout`.
         """
+        ids = ids.to(self.device)
         with self.roles.using(role):
-            at_end = self._hidden_at(ids.to(self.device), last.to(self.device)[:, None], lower_states).squeeze(1)
+            if self.lean_trunk is not None:
+                at_end = self.lean_trunk.last_hidden(self._active, ids, last, lower_states)
+            else:
+                at_end = self._hidden_at(ids, last.to(self.device)[:, None]).squeeze(1)
         scores: Tensor = self.score_heads[role](at_end.float())
         return scores.squeeze(-1)
 
-    def _hidden_at(self, ids: Tensor, positions: Tensor, lower_states: Tensor | None = None) -> Tensor:
-        """Return the hidden states (B, R, H) of the active role at some positions (B, R)."""
-        if self.lean_trunk is not None:
-            return self._lean(ids, positions, lower_states)
+    def _hidden_at(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the library's hidden states (B, R, H) of the active role at some positions (B, R)."""
         hidden = self.hidden(ids)
         return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
-
-    def _lean(self, ids: Tensor, positions: Tensor | None = None, lower_states: Tensor | None = None) -> Tensor:
-        """Return the lean trunk's hidden states of the active role, as `LeanTrunk.hidden`."""
-        assert self.lean_trunk is not None
-        return self.lean_trunk.hidden(self._active, ids, positions, lower_states)
 
     @property
     def _active(self) -> Role:

@@ -5,9 +5,10 @@ import random
 from collections.abc import Sequence
 from statistics import mean
 
+from peakmem import cards
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.plan.own_rows import Lengths, Rows
-from rlhf.recipe import STAGE_TABLE, Dialogues, Recipe, TrainingName
+from rlhf.recipe import RM, STAGE_TABLE, Dialogues, Recipe, TrainingName
 
 SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/supervised/row_order.py
 DRAWN = 2**14  # rows: enough for a mean
@@ -32,6 +33,7 @@ def row_tokens(recipe: Recipe, stage: TrainingName, micro: int, rows: Rows | Non
         batch,
         pairs=STAGE_TABLE[stage].rows == "pairs",
         rows=rows,
+        joined=joins_rows(recipe, stage),
     )
     return options.max_length * share
 
@@ -39,7 +41,8 @@ def row_tokens(recipe: Recipe, stage: TrainingName, micro: int, rows: Rows | Non
 def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows | None) -> float:
     """Return the tokens of a row in a phase, with its padding, over those of the longest row that the stage admits.
 
-    Rows of a rollout are sampled as they come, and sorted by length before they are scored and before an update.
+    Rows of a rollout are sampled as they come, and sorted by length before they are scored and before an update; joined
+    ones have no padding.
     """
     options = recipe.training_section(stage)
     if isinstance(options, Dialogues):
@@ -50,12 +53,27 @@ def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows
         "update": (options.per_device_train_batch_size, options.batch_size // options.num_mini_batches),
         "evaluate": (options.rollout_batch_size, min(options.rollout_batch_size, options.max_eval_samples)),
     }
-    micro, sorted_rows = together[phase]
+    micro, sorted_rows = (1, 1) if phase in ("score", "update") and joins_rows(recipe, stage) else together[phase]
     copies = 1 if phase == "evaluate" else options.samples_per_prompt
     prompt = _padded_prompt(recipe, options.max_prompt_length, micro / copies, sorted_rows / copies, rows)
     if phase == "rollout/prefill":
         return prompt / options.max_prompt_length
     return (prompt + options.response_length) / (options.max_prompt_length + options.response_length)
+
+
+def joins_rows(recipe: Recipe, stage: TrainingName) -> bool:
+    """Return whether the passes of a stage compute no padding (rlhf/models/lean/packed.py).
+
+    The reward model's trainer wants the states of whole rows.
+    """
+    hardware = recipe.hardware
+    return (
+        hardware.trunk == "lean"
+        and hardware.device == "cuda"
+        and recipe.model.dtype != "float32"
+        and cards.gpu_of(hardware.name).capability >= (8, 0)
+        and stage != RM
+    )
 
 
 def _padded_prompt(recipe: Recipe, longest: int, micro: float, sorted_prompts: float, rows: Rows | None) -> float:
@@ -75,15 +93,20 @@ def padded_share(
     grouped: int | None,
     pairs: bool = True,
     rows: Rows | None = None,
+    joined: bool = False,
 ) -> float:
     """Return the tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
 
     `grouped`: rows of an optimizer's batch, where rows of similar length share one, as in row_order.py.
-    `pairs`: both answers are padded to the longer one; otherwise rows have the chosen one.
+    `pairs`: both answers are padded to the longer one; otherwise rows have the chosen one. `joined`: nothing is padded.
     """
     lengths = _lengths(recipe, rows)
     if lengths is None:
         return 1.0
+    if joined:
+        answers = [(c, r) if pairs else (c,) for _, c, r in lengths]
+        whole = [min(p, longest_prompt) + 1 for p, _, _ in lengths]
+        return mean(min(p + n, longest) for p, row in zip(whole, answers, strict=True) for n in row) / longest
     table = [min(min(p, longest_prompt) + (max(c, r) if pairs else c) + 1, longest) for p, c, r in lengths]
     return _padded(table, micro, grouped * SORTED_BATCHES if grouped else micro) / longest
 

@@ -4,8 +4,8 @@ torch's flash attention for sequences of different lengths takes where each sequ
 count, both as tensors of the device: a captured step reads new ones each time. Prompts end together in the cache, so
 that a row's tokens are one piece that begins behind its padding.
 
-It needs CUDA, a card of compute capability 8.0 or newer, 16-bit keys and values of one head size that is a multiple of
-8 and at most 256. Elsewhere a step reads a window of the cache with a mask (rlhf/rollout/library_decoding.py).
+Where the kernel does not take keys and values (rlhf/models/flash.py), a step reads a window of the cache with a mask
+(rlhf/rollout/library_decoding.py).
 """
 
 import functools
@@ -19,18 +19,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from rlhf.models import flash
+from rlhf.models.flash import flash_attention
 from rlhf.models.precision import Model
 from rlhf.recipe.model_types import TESTED
-from rlhf.terminal import message_of, say
 
 NAME = "own_tokens"  # of this attention among those of transformers
 BY_DEVICE = {"cpu": False, "cuda": True}
-DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
-LARGEST_HEAD, HEAD_MULTIPLE = 256, 8
 SPANS = torch.int32  # in place of a mask; no mask has this type
-# The operation behind torch.nn.attention.varlen.varlen_attn, whose own arguments differ between releases: the wrapper
-# of torch 2.11 has no `seqused_k`. That of 2.13 also fills a tensor in each call that nothing here reads.
-flash_attention = torch.ops.aten._flash_attention_forward
 
 
 def attention_of_steps(model: Model) -> str:
@@ -43,10 +39,8 @@ def readable(keys: Tensor, values: Tensor) -> bool:
     size = keys.shape[-1]
     return (
         keys.dtype == values.dtype
-        and keys.dtype in DTYPES
         and size == values.shape[-1]
-        and size % HEAD_MULTIPLE == 0
-        and size <= LARGEST_HEAD
+        and flash.suits(keys.dtype, size)
         and kernel_works(keys.device, keys.dtype, size)
     )
 
@@ -122,16 +116,8 @@ def kernel_works(device: torch.device, dtype: torch.dtype, size: int) -> bool:
 
     Where it does not, the reason is said, and steps read the cache through a mask.
     """
-    try:
-        difference = max(_difference(device, dtype, size, heads) for heads in ((2, 2), (4, 2)))
-    except (RuntimeError, TypeError, ValueError) as error:
-        reason = message_of(error)
-    else:
-        if difference < 0.05:  # rounding of 16-bit numbers of about 1; other tokens differ by more
-            return True
-        reason = f"its results differ by {difference:.2g}"
-    say(f"note: decoding reads padded and empty slots too, as torch's attention of own tokens fails: {reason}")
-    return False
+    what = "decoding reads padded and empty slots too, as torch's attention of own tokens fails"
+    return flash.works(what, lambda: max(_difference(device, dtype, size, heads) for heads in ((2, 2), (4, 2))))
 
 
 def _difference(device: torch.device, dtype: torch.dtype, size: int, heads: Sequence[int]) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout
+from rlhf.models import flash
 from rlhf.models.traits import sliding_window
 from rlhf.rollout import library_decoding, own_tokens
 from rlhf.rollout.decoding import Sampling
@@ -37,7 +38,7 @@ def read(monkeypatch) -> Iterator[list[Tensor]]:
         return kernels.flash_attention(*args, seqused_k=seqused_k, **options)
 
     monkeypatch.setattr(own_tokens, "flash_attention", recorded)
-    monkeypatch.setattr(own_tokens, "DTYPES", (torch.bfloat16, torch.float32))
+    monkeypatch.setattr(flash, "DTYPES", (torch.bfloat16, torch.float32))
     monkeypatch.setitem(own_tokens.BY_DEVICE, "cpu", True)
     monkeypatch.setattr(own_tokens, "kernel_works", lambda *_: True)
     yield lengths
@@ -149,10 +150,10 @@ def test_elsewhere_a_window_is_read_through_a_mask(monkeypatch, read):
     model = models.model("llama", VOCABULARY).requires_grad_(False)
     assert reads_own_tokens(model)
     for place, name, value in (
-        (own_tokens, "DTYPES", (torch.bfloat16,)),
+        (flash, "DTYPES", (torch.bfloat16,)),
         (own_tokens, "kernel_works", lambda *_: False),
-        (own_tokens, "HEAD_MULTIPLE", 64),
-        (own_tokens, "LARGEST_HEAD", 4),
+        (flash, "HEAD_MULTIPLE", 64),
+        (flash, "LARGEST_HEAD", 4),
         (own_tokens, "TESTED", ()),
         (model.config, "_attn_implementation_internal", "eager"),
     ):
@@ -193,7 +194,7 @@ def refuses(*args: Any, **options: Any) -> tuple[Tensor, ...]:
 def test_a_kernel_is_tried_before_it_is_used(monkeypatch, capsys):
     tried = own_tokens.kernel_works.__wrapped__
     device = torch.device("cpu")
-    for dtype in own_tokens.DTYPES:
+    for dtype in flash.DTYPES:
         for size in (8, 64, 256):
             monkeypatch.setattr(own_tokens, "flash_attention", kernels.flash_attention)
             assert tried(device, dtype, size)

@@ -287,6 +287,24 @@ def test_prompts_of_a_rollout_are_padded_to_the_longest_of_a_pass(monkeypatch):
     assert shares["update"] == pytest.approx((6 + 2) / 10, abs=0.04)
 
 
+def test_joined_rows_have_no_padding(monkeypatch):
+    """On a card in 16 bits with the lean trunk: prompts of 4 and 8 tokens, answers of 1, and of 5 where rejected."""
+    monkeypatch.setattr(padding, "lengths_of_hh", lambda: [(4, 1, 5), (8, 1, 5)])
+    on_card = {"hardware.device": "cuda", "hardware.name": "h100", "hardware.threads": None, "model.dtype": "bfloat16"}
+    limits = {"ppo.max_prompt_length": 8, "ppo.response_length": 2, "ppo.score_batch_size": 64}
+    limits |= {f"{stage}.max_length": 20 for stage in ("sft", "rm", "dpo")}
+    limits |= {f"{stage}.max_prompt_length": 12 for stage in ("sft", "rm", "dpo")}
+    settings = {"hardware.trunk": "lean", "lora.lora_dropout": 0.0} | on_card | limits
+    joined = hh(**settings)
+    for name in ("score", "update"):
+        assert padding.share_of_longest(joined, "ppo", name, None) == pytest.approx((6 + 2) / 10, abs=0.01)
+    assert padding.row_tokens(joined, "sft", 8) == pytest.approx(6 + 1 + 1)
+    assert padding.row_tokens(joined, "dpo", 8) == pytest.approx(6 + 3 + 1)
+    assert padding.row_tokens(joined, "rm", 1) == pytest.approx(6 + 5 + 1, abs=0.1), "its trainer wants whole rows"
+    for change in ({"hardware.trunk": "library"}, {"model.dtype": "float32"}):
+        assert padding.joins_rows(joined, "ppo") and not padding.joins_rows(hh(**settings | change), "ppo"), change
+
+
 def test_a_short_run_of_real_lengths_takes_all_of_its_rows():
     """Batches have rows of similar length, so that a few of many would be shorter or longer than the stage's."""
     loaded = recipe.load(RECIPE)

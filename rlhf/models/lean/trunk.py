@@ -5,7 +5,7 @@ Policy, reference, reward model and critic differ only in their adapters. A laye
 one for the queries, and one for keys and values. Layers below the first adapter are the same for all roles: their
 result can be computed once and handed in (`LeanTrunk.lower_states`). layouts.py says which tokens attend to which:
 whole sequences, a prompt that is computed once for several responses, or one token at a time of each response while
-responses are sampled.
+responses are sampled. On a card in 16 bits, rows are joined without their padding (packed.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from rlhf.data.batch import Rollout
+from rlhf.data.batch import Rollout, on_device
+from rlhf.models import flash
+from rlhf.models.lean import packed
 from rlhf.models.lean.fused_linear import (
     FUSED_BY_DEVICE,
     AdaptedLinear,
@@ -39,13 +41,14 @@ from rlhf.models.lean.fused_linear import (
 )
 from rlhf.models.lean.layouts import DecodingLayout, PrefillLayout, Sequences, SharedPrompts
 from rlhf.models.lean.limits import check_length, check_supported
+from rlhf.models.lean.packed import PACKS_BY_DEVICE, Packed, Piece, pieces_of, whole_rows
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
 from rlhf.recipe import Role
 
 Layers = tuple[nn.Module, ...]  # linear layers with the same input
 Linears = tuple[list[AdaptedLinear], LowRank | None]
-Layout = Sequences | SharedPrompts | DecodingLayout
+Layout = Sequences | SharedPrompts | Packed | DecodingLayout
 ONEDNN_BY_DEVICE = {"cpu": True, "cuda": False}  # products in float32 by oneDNN: weights merged, shapes padded
 
 
@@ -97,7 +100,8 @@ class LeanTrunk:
         """Return the hidden states (B, T, H) that go into the first layer with an adapter, the same for all roles."""
         check_length(self.base.config, ids.shape[1])
         states = self._padded(self._embed(ids))
-        lower = self._layers(states, "base", range(self.first_adapted_layer), Sequences(self._rotary(states)))
+        tables = self._rotary(states.shape[1])
+        lower = self._layers(states, "base", range(self.first_adapted_layer), Sequences(tables))
         return lower[:, : ids.shape[1]]
 
     def hidden(
@@ -111,7 +115,8 @@ class LeanTrunk:
         check_length(self.base.config, ids.shape[1])
         states = self._padded(self._embed(ids) if lower_states is None else lower_states)
         selected = None if positions is None else self._padded(positions[..., None]).squeeze(-1)
-        hidden = self._final_states(role, states, Sequences(self._rotary(states), selected), lower_states is not None)
+        layout = Sequences(self._rotary(states.shape[1]), selected)
+        hidden = self._final_states(role, states, layout, lower_states is not None)
         return hidden[:, : (ids if positions is None else positions).shape[1]]
 
     def response_hidden(self, role: str, rollout: Rollout) -> Tensor:
@@ -119,14 +124,37 @@ class LeanTrunk:
 
         The prompts of neighbouring rows with the same number in `rollout.prompt_numbers` are the same.
         """
+        if self.packs:
+            pieces, slots = pieces_of(rollout.lengths)
+            return self._joined(role, rollout.ids, pieces, rollout.lower_states)[on_device(slots, rollout.ids.device)]
         numbers = rollout.prompt_numbers
         if numbers is None or not (numbers[1:] == numbers[:-1]).any():
             return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower_states)
         check_length(self.base.config, rollout.ids.shape[1])
         states = self._embed(rollout.ids) if rollout.lower_states is None else rollout.lower_states
-        layout = SharedPrompts(self._rotary(states), rollout, numbers, self._round_up)
+        layout = SharedPrompts(self._rotary(states.shape[1]), rollout, numbers, self._round_up)
         joined = self._final_states(role, layout.join(states), layout, rollout.lower_states is not None)
         return layout.responses(joined)
+
+    def last_hidden(self, role: str, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
+        """Return the final-norm hidden states (B, H) of ids (B, T) at the position `last` (B,) of each row."""
+        if self.packs:
+            return self._joined(role, ids, whole_rows(last), lower_states)
+        return self.hidden(role, ids, last.to(ids.device)[:, None], lower_states).squeeze(1)
+
+    def _joined(self, role: str, ids: Tensor, pieces: Sequence[Piece], lower_states: Tensor | None) -> Tensor:
+        """Return the final-norm hidden states (M, H) that are selected of pieces of the ids (B, T)."""
+        check_length(self.base.config, ids.shape[1])
+        layout = Packed(self._rotary(ids.shape[1]), ids.shape[1], pieces)
+        states = self._embed(layout.join(ids)) if lower_states is None else layout.join(lower_states)
+        return self._final_states(role, states, layout, lower_states is not None).squeeze(0)
+
+    @property
+    def packs(self) -> bool:
+        """Return whether rows are joined without padding: on a card in 16 bits, if its kernel does as it should."""
+        weight, size = self.decoder.embed_tokens.weight, self.decoder.layers[0].self_attn.head_dim
+        joins = PACKS_BY_DEVICE[weight.device.type] and flash.suits(weight.dtype, size)
+        return joins and packed.kernel_works(weight.device, weight.dtype, size)
 
     @property
     def merges(self) -> bool:
@@ -147,7 +175,7 @@ class LeanTrunk:
         """
         check_length(self.base.config, ids.shape[1] + room)
         states = self._padded(self._embed(ids))
-        layout = PrefillLayout(self._rotary(states, states.shape[1] + room), lengths, states.shape[1])
+        layout = PrefillLayout(self._rotary(states.shape[1] + room), lengths, states.shape[1])
         return self._final_states(role, states, layout, False).squeeze(1), layout
 
     @torch.no_grad()
@@ -168,10 +196,10 @@ class LeanTrunk:
         states: Tensor = self.decoder.embed_tokens(ids)
         return states.detach()
 
-    def _rotary(self, states: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the tables of `Rotary` (T, D) for the positions of states (B, T, H), or the first `length`."""
-        length = length or states.shape[1]
-        tables = self.decoder.rotary_emb(states, torch.arange(length, device=states.device)[None])
+    def _rotary(self, length: int) -> tuple[Tensor, Tensor]:
+        """Return the tables of `Rotary` (T, D) for the positions before `length`."""
+        weight = self.decoder.embed_tokens.weight  # has type and device of the states
+        tables = self.decoder.rotary_emb(weight, torch.arange(length, device=weight.device)[None])
         cos, sin = (table[0] for table in tables)  # both halves are equal
         first, second = sin.chunk(2, -1)
         return cos, torch.cat([-first, second], -1)

@@ -164,7 +164,9 @@ def _scores(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tenso
         self: SharedBase, ids: Tensor, last: Tensor, lower_states: Tensor | None = None, role: ScoreRole = "reward"
     ) -> Tensor:
         with self.roles.using(role):
-            key = ("score", role, self.base.training, ids.shape, ids.is_meta, lower_states is None)
+            numbers = known_numbers(last) if last.is_meta else last
+            ends = None if numbers is None else tuple(numbers.tolist())
+            key = ("score", role, self.base.training, ids.shape, ids.is_meta, lower_states is None, ends)
             return repeats(key, lambda: run(self, ids, last, lower_states, role))
 
     return scores_at

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from peakmem import StandIn, events
 from rlhf.models import matmul, random_base
-from rlhf.models.lean import fused_linear, layouts, trunk
+from rlhf.models.lean import fused_linear, layouts, packed, trunk
 from rlhf.plan.rehearsal import passes
 from rlhf.rollout import engine, library_decoding, own_tokens
 from rlhf.rollout.cache import CacheLayer
@@ -38,10 +38,11 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
         matmul.FLOAT32_OF_HALVES_BY_DEVICE,
         layouts.COPIES_HEADS_BY_DEVICE,
         layouts.WIDE_ATTENTION_BY_DEVICE,
+        packed.PACKS_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
-    # The kernel that is tried on a card.
-    yield patch(own_tokens, "kernel_works", lambda *_: stand_in.gpu.capability >= (8, 0))
+    for tried in (own_tokens, packed):  # on a card
+        yield patch(tried, "kernel_works", lambda *_: stand_in.gpu.capability >= (8, 0))
     yield patch(LibraryDecoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
     yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))
     yield patch(engine, "response_lengths", _longest_responses(engine.response_lengths))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from rlhf.data.batch import collate
 from rlhf.plan.phases import DEPTHS
 from rlhf.plan.rehearsal.decoding_step import rehearsed_roles
 from rlhf.plan.rehearsal.device import META, stand_in_of
@@ -19,7 +20,7 @@ from rlhf.recipe.choices import Trunk
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.run.directory import StageRun
 
-ROWS, TOKENS = 2, 8  # of the micro-batch; the operations do not depend on them
+ROWS, TOKENS = 2, 8  # of the micro-batch, in prompts and responses; the operations do not depend on them
 
 
 def update_passes(loaded: PinnedRecipe, number: int = 2) -> dict[str, dict[str, int]]:
@@ -49,11 +50,11 @@ def _operations(loaded: PinnedRecipe, trunk: Trunk, layers: int, number: int) ->
     stage, options = next(iter(recipe.online().items()))
     with tempfile.TemporaryDirectory(prefix="rlhf-plan-") as folder, stand_in_of(recipe) as stand_in:
         shared = rehearsed_roles(StageRun(Path(folder), changed, stage), options, lean=trunk == "lean")
-        ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64, device=META)
+        rollout = collate([[1] * TOKENS] * ROWS, [[1] * TOKENS] * ROWS, 0, 1, META)
         with shared.role("policy"):
             for _ in range(number):
                 start = stand_in.work().launched
-                hidden = shared.hidden(ids)
+                hidden = shared.response_hidden(rollout)
                 middle = stand_in.work().launched
                 hidden.backward(torch.empty_like(hidden))
         return middle - start, stand_in.work().launched - middle

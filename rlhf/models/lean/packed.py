@@ -1,0 +1,177 @@
+"""Rows of different lengths without padding, joined into one row for the lean trunk.
+
+Flash attention takes where each row begins in the joined one, so that nothing is computed for padding. A prompt that
+several responses share is computed once: its keys and values are copied for each of them.
+
+    rows        p p p r r .    p p r r r r      two prompts and their responses, padded
+    joined      p p p r p p r r r               the last token of a response predicts nothing
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlhf.data.batch import Lengths, on_device
+from rlhf.models import flash
+from rlhf.models.flash import flash_attention
+
+PACKS_BY_DEVICE = {"cpu": False, "cuda": True}
+
+
+class Piece(NamedTuple):
+    """Neighbouring tokens of a row of ids."""
+
+    row: int
+    start: int  # position of its first token
+    end: int
+    selected: int  # its last tokens whose states are needed; one or more
+    prompt: int | None = None  # the number of the piece before which these tokens stand in their own row
+
+
+class Packed:
+    """Pieces of rows of `width` ids, joined into one row of tokens (1, N). A token attends to those before it.
+
+    `tables` as in `LeanTrunk._rotary`. The states of the M selected tokens are needed.
+    """
+
+    selects = True
+
+    def __init__(self, tables: tuple[Tensor, Tensor], width: int, pieces: Sequence[Piece]):
+        cos, sin = tables
+        borders = _borders(piece.end - piece.start for piece in pieces)
+        own = [torch.arange(*border) for border in pairwise(borders)]  # of each piece, its tokens in the joined row
+        of_prompts = [own[0][:0] if piece.prompt is None else own[piece.prompt] for piece in pieces]
+        keys = [torch.cat(parts) for parts in zip(of_prompts, own, strict=True)]
+        places = [
+            torch.cat([torch.arange(p.row * width + p.start, p.row * width + p.end) for p in pieces]),
+            torch.cat([torch.arange(p.start, p.end) for p in pieces]),
+            torch.cat([tokens[-p.selected :] for p, tokens in zip(pieces, own, strict=True)]),
+            *([torch.cat(keys)] if any(p.prompt is not None for p in pieces) else []),
+        ]
+        parts = on_device(torch.cat(places), cos.device).split([*map(len, places)])
+        self.tokens, self.positions, self.at, *copied = parts
+        self.keys = copied[0] if copied else None  # of all pieces one after the other, if they are not the tokens
+        self.rotary = cos[self.positions][None], sin[self.positions][None]
+        self.selected_rotary = self.selected(self.rotary[0]), self.selected(self.rotary[1])
+        counts = [[p.selected for p in pieces], [*map(len, keys)]]
+        bounds = on_device(torch.tensor([borders, *map(_borders, counts)], dtype=torch.int32), cos.device)
+        self.bounds, self.selected_bounds, self.key_bounds = bounds.unbind()
+        self.longest = max(map(len, own))
+        self.longest_selected, self.longest_keys = map(max, counts)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Return the tokens' ids or states (1, N, …), of x (B, T, …)."""
+        return x.flatten(0, 1).index_select(0, self.tokens)[None]
+
+    def selected(self, x: Tensor) -> Tensor:
+        """Return x (1, N, …) at the selected tokens, (1, M, …)."""
+        return x.index_select(1, self.at)
+
+    def attend(self, _number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
+        """Return the attention output (1, N or M, heads, D) of a layer; of the selected queries if `only_selected`.
+
+        The kernel takes queries to be the last tokens of their keys. What is selected of a piece are its last tokens.
+        """
+        if self.keys is not None:
+            k, v = k[:, self.keys], v[:, self.keys]  # sums the gradients of a prompt in the same order each time
+        bounds, longest = (
+            (self.selected_bounds, self.longest_selected) if only_selected else (self.bounds, self.longest)
+        )
+        q, k, v = (x.squeeze(0) for x in (q, k, v))  # x[0] would cost a kernel more in the backward pass
+        return _causal(q, k, v, bounds, self.key_bounds, longest, self.longest_keys)[None]
+
+
+def pieces_of(lengths: Lengths) -> tuple[list[Piece], Tensor]:
+    """Return pieces that hold what predicts the response tokens of rows, and where those are.
+
+    The second are the numbers (B, R) of selected tokens, from which each slot of a response is predicted; those of
+    unused slots are in bounds. Neighbouring rows with the same prompt number share its piece. A row without a response
+    counts as one with a token of it.
+    """
+    prompts, numbers = lengths.prompt, lengths.prompt_numbers
+    responses = [max(1, response) for response in lengths.response]
+    shared = numbers is not None and any(a == b for a, b in pairwise(numbers))
+    pieces: list[Piece] = []
+    slots = torch.arange(max(lengths.response)).repeat(len(prompts), 1)
+    number = last = count = 0  # the newest prompt's piece and its selected token; the tokens selected so far
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        slots[row].clamp_(max=response - 1)
+        if not shared:
+            pieces.append(Piece(row, 0, prompt + response - 1, response))
+            slots[row] += count
+            count += response
+            continue
+        assert numbers is not None
+        if not row or numbers[row] != numbers[row - 1]:
+            number, last, count = len(pieces), count, count + 1
+            pieces.append(Piece(row, 0, prompt, 1))
+        slots[row, 1:] += count - 1
+        slots[row, 0] = last
+        if response > 1:
+            pieces.append(Piece(row, prompt, prompt + response - 1, response - 1, number))
+            count += response - 1
+        else:
+            slots[row] = last
+    return pieces, slots
+
+
+def whole_rows(last: Tensor) -> list[Piece]:
+    """Return a piece for each row, up to the token at the position `last` (B,), whose state is needed."""
+    return [Piece(row, 0, position + 1, 1) for row, position in enumerate(last.tolist())]
+
+
+def _borders(lengths: Iterable[int]) -> list[int]:
+    """Return where each of some parts begins that follow each other, and where the last one ends."""
+    return [0, *accumulate(lengths)]
+
+
+def _causal(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, key_bounds: Tensor, longest: int, longest_keys: int
+) -> Tensor:
+    """Return attention (N, heads, D) of queries (N, heads, D) to keys and values (K, kv heads, D).
+
+    Sequences lie between bounds, (sequences + 1,) int32. In each the queries belong to the last of its keys.
+    """
+    out: Tensor
+    out, *_ = flash_attention(q, k, v, bounds, key_bounds, longest, longest_keys, 0.0, True, False)  # no dropout, mask
+    return out
+
+
+@functools.cache
+def kernel_works(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+    """Return whether the device's kernel attends to what it should, forward and backward, tried with a few numbers."""
+    what = "the lean trunk computes padding too, as torch's attention of joined rows fails"
+    return flash.works(what, lambda: max(_difference(device, dtype, size, heads) for heads in ((2, 2), (4, 2))))
+
+
+@torch.enable_grad()
+def _difference(device: torch.device, dtype: torch.dtype, size: int, heads: Sequence[int]) -> float:
+    """Return the largest difference from torch's plain attention, of results and of gradients."""
+    draw = torch.Generator().manual_seed(0)
+    queries, keys = (3, 150, 1), (3, 290, 140)  # all tokens of a row, the last of many, the last one
+    bounds, key_bounds = (torch.tensor(_borders(n), dtype=torch.int32) for n in (queries, keys))
+    sizes = [(sum(queries), heads[0]), (sum(keys), heads[1]), (sum(keys), heads[1])]
+    rounded = [torch.randn(*shape, size, generator=draw).to(dtype) for shape in sizes]
+    slope = torch.randn(sum(queries), heads[0], size, generator=draw).to(dtype)
+    exact = [x.float().requires_grad_() for x in rounded]
+    rows = []
+    for q, k, v in zip(*(x.split(n) for x, n in zip(exact, (queries, keys, keys), strict=True)), strict=True):
+        mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        rows.append(F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(0, 1))
+    expected = torch.cat(rows)
+    expected.backward(slope.float())
+    tried = [x.to(device).requires_grad_() for x in rounded]
+    q, k, v = tried
+    found = _causal(q, k, v, bounds.to(device), key_bounds.to(device), max(queries), max(keys))
+    found.backward(slope.to(device))
+    errors = []
+    for a, b in [(found, expected), *((a.grad, b.grad) for a, b in zip(tried, exact, strict=True))]:
+        assert a is not None and b is not None
+        errors.append(((a.detach().float().cpu() - b.detach()) / b.detach().abs().max()).abs().max())
+    return float(torch.stack(errors).max())
