@@ -1,11 +1,14 @@
-# The environment of a run on an NVIDIA card: CUDA base, Python, locked packages, code. `make image` builds it.
+# The environment of a run on an NVIDIA card: Debian, Python, locked packages, code. `make image` builds it.
 #
-# BASE is pinned by a digest, which stands for the tag beside it; it comes from public files and was not compared with a
-# registry's. torch's wheel brings the CUDA libraries itself: the base adds the driver's settings. For a CPU, and for
-# the tests, any Debian or Ubuntu whose Python is 3.11, 3.12 or 3.13 will do:
+# torch's wheels bring CUDA, cuDNN and NCCL, and the container toolkit the driver's libraries: nothing of NVIDIA's is in
+# the base. Without a registry `debootstrap --variant=minbase trixie` makes one; `make test-image CUDA=1` builds and tests
+# the image on it. Any Debian or Ubuntu will do whose Python is 3.12 or 3.13, which the lock is for; bookworm has 3.11
+# and fails. The digest stands for the tag beside it; it comes from public files and was not compared with a registry's.
+#
+# For a CPU, and for the tests, Python 3.11 will do as well:
 #
 #   --build-arg BASE=debian:bookworm --build-arg PIP_INSTALL="-c requirements/cpu.txt -r requirements/direct.txt"
-ARG BASE=nvidia/cuda:13.0.2-base-ubuntu24.04@sha256:2ab6381d970b211fb93853796dc6707eb8a72575a375c422b17cf4d8b2641701
+ARG BASE=debian:trixie-20261005-slim@sha256:a29215f6a35e51e22adffa17f89e9d2ef06214e64a2bad10d765c46aea49f11f
 
 FROM ${BASE} AS python
 ENV DEBIAN_FRONTEND=noninteractive LANG=C.UTF-8
@@ -27,8 +30,9 @@ RUN python3 -m venv /opt/venv \
     && /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} ${PIP_INSTALL} \
     && /opt/venv/bin/pip check
 
-# FLASH_ATTN=1 compiles flash-attn for FLASH_ATTN_ARCHS; it needs a BASE with nvcc (a -devel tag of the same CUDA), an
-# hour or more, and was never tried on a GPU. Without it attention is torch's own, which has the same algorithm.
+# FLASH_ATTN=1 compiles flash-attn for FLASH_ATTN_ARCHS; it needs a BASE with the nvcc of torch's CUDA, such as
+# nvidia/cuda:13.0.2-devel-ubuntu24.04, an hour or more, and was never tried on a GPU. Without it attention is torch's
+# own, which has the same algorithm.
 FROM packages AS attention
 ARG FLASH_ATTN=0
 ARG FLASH_ATTN_VERSION=2.8.3.post2
@@ -45,6 +49,7 @@ FROM python AS runtime
 RUN useradd --uid 10001 --gid 0 --create-home --home-dir /home/rlhf --shell /usr/sbin/nologin rlhf \
     && mkdir -p /cache/rlhf /work && chmod -R g=u /cache /work /home/rlhf
 COPY --from=attention /opt/venv /opt/venv
+COPY --chmod=0444 pyproject.toml /app/
 COPY --chmod=0555 bench/ /app/bench/
 COPY --chmod=0555 peakmem/ /app/peakmem/
 COPY --chmod=0555 recipes/ /app/recipes/
@@ -58,11 +63,12 @@ LABEL org.opencontainers.image.title="rlhf-one-gpu" \
       org.opencontainers.image.licenses="Apache-2.0"
 # USER and the caches are named because a container's user need not be in /etc/passwd.
 # Sequences of many lengths fragment torch's default segments; expandable ones grow in place.
+# NVIDIA_*: what a base of NVIDIA's would set. The toolkit gives the card, and refuses a driver too old for torch's CUDA.
 ENV PATH=/opt/venv/bin:${PATH} PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     RLHF_COMMIT=${COMMIT} USER=rlhf HOME=/home/rlhf HF_HOME=/cache/huggingface XDG_CACHE_HOME=/cache \
     TRITON_CACHE_DIR=/cache/rlhf/triton TORCHINDUCTOR_CACHE_DIR=/cache/rlhf/inductor HF_HUB_DISABLE_TELEMETRY=1 \
     PYTORCH_ALLOC_CONF=expandable_segments:True \
-    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility NVIDIA_REQUIRE_CUDA="cuda>=13.0"
 WORKDIR /work
 USER 10001:0
 ENTRYPOINT ["python", "-m", "rlhf.cli"]

@@ -53,6 +53,7 @@
 ##+ GPU          which card to use, by its number in nvidia-smi or its UUID; several: 0,1 [the first; all for torchrun]
 ##+ IMAGE        an existing image, used instead of one built from this folder
 ##+ BASE         base of the image, used instead of the one pinned in Dockerfile
+##+ CUDA         1: `make test-image` builds and tests the image for a GPU; it needs none, 15 GB of disk and a while
 ##+ FLASH_ATTN   1: compile flash-attn into the image; BASE must have nvcc [0: attention is torch's own]
 ##+ PYTHON       interpreter for `make setup`, 3.11 to 3.13 [python3]
 ##+ VENV         folder of the installed packages [.venv]
@@ -121,7 +122,8 @@ $(call give,bench-peer bench-micro budgets,BENCH_ARGS)
 $(call give,fuzz,SEED CASES KILLS ONLY)
 $(call give,test test-vllm test-studies,TEST_ARGS)
 $(call give,setup,$(recipe) RUN REPORT_TO)
-$(call give,image test-image,$(images))
+$(call give,image,$(images))
+$(call give,test-image,$(images) CUDA)
 $(call give,shell,$(stage) $(card) $(images))
 also.all   := $(stage) $(card)
 also.serve := $(stage)
@@ -139,7 +141,7 @@ some    = $(strip $(wordlist 1,6,$(takers)) $(if $(word 7,$(takers)),and others)
 refuse  = $(error $(if $(filter $1,$(known)),$1 changes nothing in `make $(MAKECMDGOALS)`; it is for $(some),there is \
           no variable $1;$(call meant,$(nearest)) SET="ppo.steps=10" changes a key of the recipe))
 $(if $(MAKECMDGOALS),$(foreach v,$(filter-out $(taken),$(typed)),$(call refuse,$v)))
-$(foreach v,$(filter GUIDE RESUME SUMMARY FLASH_ATTN,$(taken)),$(if $(filter-out 0 1,$($v)),$(error \
+$(foreach v,$(filter GUIDE RESUME SUMMARY FLASH_ATTN CUDA,$(taken)),$(if $(filter-out 0 1,$($v)),$(error \
   $v=$($v): write 1 or 0)))
 $(if $(filter VRAM_CAP,$(taken)),$(if $(filter-out docker podman local,$(RUNTIME)),$(error \
   RUNTIME=$(RUNTIME): docker, podman or local)))
@@ -258,7 +260,7 @@ image: checked ## build the image; stages do it when needed (BASE= FLASH_ATTN=1)
 	@bin/in-container --engine $(engine) --build $(IMAGE)
 shell: $(image) ## open a shell in the container, with the same folders
 	@$(call boxes,$(call line,$@)) --entrypoint bash $(IMAGE)
-test-image: setup ## build the image for a CPU (BASE=) and train in it, with docker, podman or buildah
+test-image: setup ## build the image for a CPU (CUDA=1: a GPU) and train in it, with docker, podman or buildah
 	@tests/image/test.sh $(python)
 
 ##@ Measure

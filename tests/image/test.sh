@@ -3,14 +3,20 @@
 # /tmp read-only, and without network. The adapters must have the bytes of those that PYTHON trains outside.
 #
 #   tests/image/test.sh PYTHON      docker, podman or buildah, whichever works here; buildah needs root
+#   CUDA=1                          the image for a GPU instead, with the Dockerfile's own BASE and locked packages; no
+#                                   GPU is needed, and the chain of a recipe for a card is rehearsed in it; 15 GB of disk
 #   TWICE=1                         also build a second time from nothing and compare every installed file; needs buildah
-#   BASE=debian:bookworm            another base; its Python must be PYTHON's for the bytes to agree
+#   BASE=debian:bookworm            another base; for a CPU its Python must be PYTHON's, for a GPU 3.12 or 3.13
 #   PIP_ARGS=...                    more arguments for pip inside, for example the index of torch without CUDA
 #   PIP_FIND_LINKS=DIR              a folder of wheels to install from (buildah)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=$(realpath -s "${1:?usage: tests/image/test.sh PYTHON}")
-tag=localhost/rlhf-test:image
+cuda=''
+if [ "${CUDA:-}" = 1 ]; then cuda=1; fi
+tag=localhost/rlhf-test:${cuda:+cuda-}image
+release=bookworm
+if [ -n "$cuda" ]; then release=trixie; fi
 
 say() { echo "test-image: $*" >&2; }
 
@@ -38,12 +44,15 @@ cleanup() {
 trap cleanup EXIT
 
 base() { # without a registry: Debian's packages make one
-    if [ -n "${BASE:-}" ] || [ "$engine" != buildah ]; then echo "${BASE:-debian:bookworm}" && return; fi
-    local name=localhost/rlhf-test-base:bookworm root container
+    if [ -n "${BASE:-}" ] || [ "$engine" != buildah ]; then
+        if [ -n "$cuda" ]; then echo "${BASE:-}"; else echo "${BASE:-debian:$release}"; fi
+        return
+    fi
+    local name=localhost/rlhf-test-base:$release root container
     if ! buildah inspect --type image "$name" >/dev/null 2>&1; then
-        say 'making a Debian base'
+        say "making a Debian base, $release"
         root=$work/base
-        debootstrap --variant=minbase --include=ca-certificates bookworm "$root" >&2
+        debootstrap --variant=minbase --include=ca-certificates "$release" "$root" >&2
         container=$(buildah from scratch)
         buildah add -q "$container" "$root" / >/dev/null
         buildah commit -q --rm "$container" "$name" >/dev/null
@@ -53,7 +62,7 @@ base() { # without a registry: Debian's packages make one
 }
 
 build() { # build EXTRA...
-    local command=("$engine" build) pip_args=${PIP_ARGS:-}
+    local command=("$engine" build) pip_args=${PIP_ARGS:-} base
     if [ "$engine" = buildah ]; then # which, unlike the others, keeps no layers unless it is told to
         command=(buildah bud --layers --network host -v /etc/ssl/certs:/etc/ssl/certs:ro)
         if [ -n "${PIP_FIND_LINKS:-}" ]; then
@@ -61,9 +70,13 @@ build() { # build EXTRA...
             pip_args+=" --find-links $PIP_FIND_LINKS"
         fi
     fi
-    command+=(--build-arg BASE="$(base)" --build-arg COMMIT="$(git rev-parse HEAD 2>/dev/null || echo unknown)"
-        --build-arg PIP_INSTALL='-c requirements/cpu.txt -r requirements/direct.txt' --build-arg PIP_ARGS="$pip_args"
-        -t "$tag" "$@" .)
+    base=$(base)
+    if [ -n "$base" ]; then command+=(--build-arg BASE="$base"); fi
+    if [ -z "$cuda" ]; then
+        command+=(--build-arg PIP_INSTALL='-c requirements/cpu.txt -r requirements/direct.txt'
+            --build-arg PIP_ARGS="$pip_args")
+    fi
+    command+=(--build-arg COMMIT="$(git rev-parse HEAD 2>/dev/null || echo unknown)" -t "$tag" "$@" .)
     "${command[@]}" >"$work/build.log" 2>&1 || { tail -30 "$work/build.log" >&2; return 1; }
 }
 
@@ -111,6 +124,12 @@ if [ "$engine" = buildah ]; then
     say "size: $(du -sh --apparent-size "$root" | cut -f1)"
 fi
 
+said=$(entry=python inside -m pip check) || { say "pip check: $said"; exit 1; }
+said=$(entry=python inside -c 'import sys, torch
+print(sys.version.split()[0], torch.__version__, torch.version.cuda, torch.backends.cudnn.version())')
+say "Python, torch, its CUDA and cuDNN inside: $said"
+if [ -n "$cuda" ]; then [[ $said == *+cu* ]] || { say 'torch has no CUDA'; exit 1; }; fi
+
 say 'training inside and outside'
 settings=$("$python" -c '
 from rlhf.recipe import as_yaml
@@ -140,6 +159,20 @@ said=$(inside run sft --hw 4090 2>&1) && { say 'a run without a GPU did not fail
 said=$(inside run pretrain --hw cpu --out /app/runs 2>&1) && { say 'the code could be written to'; exit 1; }
 [[ $said == *'/app/runs'* && $said != *Traceback* ]] || { say "read-only folder: $said"; exit 1; }
 say 'without a GPU, and with a folder that cannot be written, it says so'
+
+if [ -n "$cuda" ]; then
+    say 'a recipe for a card, inside: planned, rehearsed with the model that was just trained, and the GPU benchmark dry'
+    steps=(
+        'python -m rlhf.cli plan --hw 4090'
+        'python -m rlhf.cli rehearse --hw 4090 --weights /work/runs/cpu-tiny/v1/merge/model --out /work/runs'
+        'python -m bench.gpu --dry-run --no-predict --only device --only training'
+    )
+    for step in "${steps[@]}"; do
+        began=$SECONDS
+        entry=bash inside -c "$step" >"$work/inside.log" 2>&1 || { cat "$work/inside.log" >&2; exit 1; }
+        say "$step: $((SECONDS - began)) s"
+    done
+fi
 
 if [ -n "${TWICE:-}" ]; then
     files "$root" >"$work/first"
