@@ -27,7 +27,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rlhf data pairs answers.jsonl --to synthetic-pairs.jsonl",
         "rlhf data pairs answers.jsonl --url http://127.0.0.1:8000/v1 --model NAME --to synthetic-pairs.jsonl",
     ),
-    "plan": ("rlhf plan --hw 4090 --price 0.40", "rlhf plan --hw 4090 --fit 12GB"),
+    "plan": (
+        "rlhf plan --hw 4090 --price 0.40",
+        "rlhf plan --hw 4090 --price 0.40 --buy 1800",
+        "rlhf plan --hw 4090 --fit 12GB",
+    ),
     "fetch": ("rlhf fetch --hw 4090",),
     "run": (
         "rlhf run ppo --hw cpu --with-parents",

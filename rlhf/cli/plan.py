@@ -9,11 +9,12 @@ from rlhf import recipe as recipes
 from rlhf import terminal
 from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_limit
+from rlhf.cli.options import PRICE, Number, OneOf, StrictCommand, memory_limit
 from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.errors import UserError
 from rlhf.plan import plan as planning
 from rlhf.plan import published_figures, side_by_side, strategies
+from rlhf.plan.buying import BreakEven, break_even
 from rlhf.plan.fit import USABLE, refuse_less_than_the_base
 from rlhf.plan.fit import fit as fitting
 from rlhf.plan.phases import ON_HOST
@@ -41,11 +42,18 @@ from rlhf.terminal.progress import working
 )
 @click.option("--published", is_flag=True, help="Show every published figure beside its prediction.")
 @PRICE
+@click.option(
+    "--buy",
+    type=Number(min=0, min_open=True),
+    metavar="USD",
+    help="Price of buying one card; with --price, says from which use on buying costs less. [default: the guide's]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
     choice: Choice,
     stage: StageName | None,
     price: float | None,
+    buy: float | None,
     fit: int | Literal["card"] | None,
     fastest: bool,
     by_strategy: bool,
@@ -64,6 +72,8 @@ def plan(
         raise click.UsageError(f"{' and '.join(chosen)} answer different questions: ask one at a time")
     if price is not None and by_strategy:
         raise click.UsageError("--price goes with the plan, and with settings that fit, not with --strategies")
+    if buy is not None and (price is None or chosen):
+        raise click.UsageError("--buy goes with --price, of an hour of a rented card, and with the plan itself")
     loaded = choice.load()
     if warning := shape.check(loaded):
         terminal.say(warning)
@@ -79,7 +89,7 @@ def plan(
     elif published:
         _show_published(loaded, stage, price, as_json)
     else:
-        _show_plan(loaded, planned, price, as_json)
+        _show_plan(loaded, planned, price, as_json, break_even(loaded, price, buy))
 
 
 def _show_fits(
@@ -123,11 +133,17 @@ def _show_published(loaded: PinnedRecipe, stage: StageName | None, price: float 
         side_by_side.show(side_by_side.lines(root, root.parent / "results", loaded.name))
 
 
-def _show_plan(loaded: PinnedRecipe, stages: Sequence[StageName], price: float | None, as_json: bool) -> None:
+def _show_plan(
+    loaded: PinnedRecipe,
+    stages: Sequence[StageName],
+    price: float | None,
+    as_json: bool,
+    buying: BreakEven | None,
+) -> None:
     """Print the plan. Raises UserError if a stage does not fit the card."""
     with Predictor() as predictor, working("rehearsing the stages") as say:
         made = planning.make_plan(predictor, loaded, stages, price, say)
-    tables.show(made, as_json)
+    tables.show(made, as_json, buying)
     if any(planned.fits is False for planned in made.stages.values()):
         what = "this machine" if made.free_bytes is not None else "its card"
         raise UserError(f"the recipe does not fit {what}: --fastest looks for settings that do")

@@ -7,6 +7,7 @@ import click
 
 from rlhf.errors import UserError
 from rlhf.plan import published_figures
+from rlhf.plan.buying import BreakEven
 from rlhf.plan.fit import Fit
 from rlhf.plan.machine import LIBRARIES
 from rlhf.plan.phases import PeakPart, StepOperations
@@ -222,10 +223,11 @@ def hints(plan: Plan) -> list[str]:
     return [make_words.in_make_words(line) for line in lines]
 
 
-def show(plan: Plan, as_json: bool) -> None:
-    """Print a plan, as tables or as one JSON object."""
+def show(plan: Plan, as_json: bool, buying: BreakEven | None = None) -> None:
+    """Print a plan, as tables or as one JSON object, with the break-even of buying a card where it is known."""
     if as_json:
-        click.echo(json.dumps(plan.as_json(), indent=2))
+        content = plan.as_json() | {"buying": buying.as_json() if buying else None}
+        click.echo(json.dumps(content, indent=2))
         return
     name = f"{plan.recipe} {plan.version}" + (", modified" if plan.modified else "")
     if said := answer(plan):
@@ -247,6 +249,8 @@ def show(plan: Plan, as_json: bool) -> None:
         screen.OUT.print(f"{column}: {EXPLAINED[column]}", style="dim")
     for line in time_lines(plan):
         screen.OUT.print(line, style="dim")
+    if buying:
+        screen.OUT.print(make_words.in_make_words(buying.in_words()))
     if on_card:
         screen.OUT.print("These are predictions; docs/memory.md says how near they came on cards.", style="dim")
     for line in hints(plan):

@@ -28,7 +28,7 @@ VARIABLES = frozenset(
         "ONLY",
     }
     | {"REWARD", "FIT", "PRICE", "STAGE", "TEMPERATURE", "PORT", "PROMPT", "RESPONSE", "SUMMARY", "URL", "MODEL"}
-    | {"PROMPTS", "STAGES", "N"}
+    | {"PROMPTS", "STAGES", "N", "BUY"}
 )
 NOT_OF_MAKE = ("new", "compare", "results", "ratings", "convert", "pairs")  # commands without a target
 SWITCHES = {

@@ -13,7 +13,7 @@ import yaml
 from rlhf import recipe
 from rlhf.cli import plan_tables as tables
 from rlhf.errors import UserError
-from rlhf.plan import cache, fit, plan, published_figures, strategies
+from rlhf.plan import buying, cache, fit, plan, published_figures, strategies
 from rlhf.plan.cache import file_of
 from rlhf.plan.machine import LIBRARIES
 from rlhf.plan.most import at_most_bytes
@@ -618,6 +618,25 @@ def test_half_the_micro_batch_computes_as_much(predictor, small):
     """4 rows twice, or 2 rows four times."""
     loaded = recipe.load(small, {"sft.gradient_checkpointing": True})
     assert computed(predictor, loaded, "batch_size") == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("folder", "price", "buy", "expected"),
+    [
+        ("h100-mistral-7b/v1", 1.99, None, (330_000, 18.93, 6.8, "the H100 guide's price")),  # as docs/errata.md has it
+        ("h100-mistral-7b/v1", 1.99, 30_000, (30_000, 1.72, 6.8, "--buy")),
+        ("4090-llama2-7b/v2", 0.40, 1752, (1752, 0.5, None, "--buy")),
+        ("4090-llama2-7b/v2", 0.40, None, None),
+        ("h100-mistral-7b/v1", None, 30_000, None),
+        ("h100-mistral-7b/v1", 0.0, None, None),
+    ],
+)
+def test_buying_costs_as_much_as_renting_after_these_years(folder, price, buy, expected):
+    found = buying.break_even(recipe.load(Path("recipes", folder)), price, buy)
+    assert (found and (found.card_usd, round(found.years, 2), found.guide_years, found.price_of)) == expected
+    if found:
+        assert found.hours * found.per_hour == pytest.approx(found.card_usd)
+        assert ("the H100 guide says 6.8 years" in found.in_words()) == (found.guide_years is not None)
 
 
 def test_a_figure_of_a_stage_that_is_not_planned_has_no_prediction():

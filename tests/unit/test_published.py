@@ -26,7 +26,7 @@ from tests.records import summary_of
 ROOT = Path(__file__).parents[2]
 DIRECTORIES = recipe.available(ROOT / "recipes")
 DERIVED = re.compile(
-    r"peak_vram_gb|hours|cost_usd|adapter_gb|merged_model_gb|base_model_gb"
+    r"peak_vram_gb|hours|cost_usd|card_usd|break_even_years|adapter_gb|merged_model_gb|base_model_gb"
     r"|component_gb\.(base|adapters|optimizer|activations|kv_cache)"
     r"|effect\.(gradient_checkpointing|quantization|flash_attention|batch_size|context_length|distributed|combined)"
     r"\.(memory_gb|memory_percent|time_percent|time_factor)"
