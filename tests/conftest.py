@@ -21,6 +21,7 @@ from rlhf.plan import predict as predicting
 from rlhf.plan.predict import Predictor
 from rlhf.plan.rehearsal.seams import with_seams
 from rlhf.process.libraries import quiet_libraries
+from tests.arguments import fault
 from tests.helpers import VLLM, run_stages, small
 
 # Started in the background of a script, or by nohup, this process and all that tests start would ignore them.
@@ -54,6 +55,12 @@ LONGEST = (
     "test_checkpoint_choice.py",
     "test_start_at_base.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """End at once where a file or a test that is named is not there."""
+    if (wrong := fault(config.args, config.invocation_params.dir)) is not None:
+        raise pytest.UsageError(wrong)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

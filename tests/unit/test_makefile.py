@@ -21,6 +21,7 @@ from rlhf import __version__, recipe
 from rlhf.cli import cli
 from rlhf.recipe import STAGES
 from rlhf.terminal import make_words
+from tests.arguments import fault
 from tests.makefile import ANYWHERE, known, takes
 from tests.records import write_records
 
@@ -621,3 +622,25 @@ def test_without_an_engine_the_way_out_is_named(tmp_path):
     (tmp_path / "docker").chmod(0o755)
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode and "docker does not answer" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("tests/unit/test_amuont.py", "tests/unit/test_amuont.py: no such file; did you mean test_amount.py?"),
+        ("nowhere/else.py", "nowhere/else.py: no such file"),
+        ("tests/unit/test_docs.py::test_evry_file", "tests/unit/test_docs.py: no test test_evry_file in it"),
+        ("tests/unit/test_makefile.py::test_what_tests_are_named[a::b]", None),
+        ("tests", None),
+    ],
+)
+def test_what_tests_are_named(argument, said):
+    """pytest-xdist answers a wrong path with `no tests ran`, also where others beside it are right."""
+    assert (fault(["tests/unit", argument], ROOT) or "").startswith(said or "") and bool(said) == bool(
+        fault([argument], ROOT)
+    )
+
+
+def test_the_tests_that_contributing_names_are_there():
+    named = re.findall(r"`((?:peakmem/|studies/)?tests/[\w/.]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 20 and fault(named, ROOT) is None

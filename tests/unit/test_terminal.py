@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -129,3 +130,10 @@ def test_nothing_else_writes_to_stderr():
                 to = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert to.get("file") != "sys.stderr" and "err" not in to, f"{file}:{node.lineno}: use say()"
             assert not (isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.stderr.write"), file
+
+
+def test_names_in_the_first_column_are_not_broken(monkeypatch, capsys):
+    monkeypatch.setattr(screen, "OUT", Console(width=80, highlight=False))
+    rows_table("t", ("", *"abcdef"), [("micro/encode_dialogues", *["0.9876 [0.95, 1.02]"] * 6), ("x" * 60, *"123456")])
+    out = capsys.readouterr().out
+    assert "micro/encode_dialogues" in out and "x" * 60 not in out and max(map(len, out.splitlines())) <= 80
