@@ -205,5 +205,7 @@ def _show_outcome(summary: Summary, result: Result | None, path: Path, *, restar
     summary_table(summary)
     if result is not None:
         screen.OUT.print(f"written to {path}", style="dim")
-        if result.sample:
-            show_sample("a held-out prompt", *result.sample)
+        if result.examples:
+            title = f"held-out prompts, {result.examples.rule}"
+            for number, example in enumerate(result.examples.shown):
+                show_sample("" if number else title, *example)

@@ -84,7 +84,8 @@ def sample(
     recipe = run.loaded.recipe
     cuda.set_environment(recipe)
     from rlhf.evaluation.policies import heldout_sampling, measure
-    from rlhf.evaluation.run_policies import load_roles, role_of, sample_rows
+    from rlhf.evaluation.run_policies import load_roles, role_of
+    from rlhf.evaluation.samples import sample_rows
     from rlhf.models.loading import load_tokenizer
     from rlhf.process.torch_setup import set_up_torch
     from rlhf.rollout.probe import check_sampling
@@ -116,4 +117,4 @@ def sample(
         )
         for label in labels
     }
-    return Answers(sample_rows(tokenizer, prompts, samples, count), cut)
+    return Answers(sample_rows(tokenizer, prompts, samples), cut)

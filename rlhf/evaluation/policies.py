@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from rlhf.evaluation.best_of_n import PerPrompt, beside_best_of_n, pass_at_k
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
-from rlhf.recipe import SFT, Evaluate, PolicyStart, Role, StageName
+from rlhf.recipe import Evaluate, PolicyStart, Role
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.evidence import HELDOUT_PROMPTS
@@ -38,7 +39,6 @@ from rlhf.terminal.progress import working
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, at most
 KL_LOGITS = 2**25  # numbers in each distribution's tensor, at most: 220 tokens of a vocabulary of 152,000, 128 MiB
-START_TITLES: dict[PolicyStart, str] = {SFT: "SFT", "base": "base"}  # of answers before training
 EVALUATION_SEED_OFFSET = 7_000  # held-out sampling has another random stream than training
 
 
@@ -66,6 +66,12 @@ class PolicySamples:
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
     other_ends: dict[str, float] = field(default_factory=dict)  # as `Rollout.other_end_rate`
     second_scores: Tensor | None = None  # raw, of the second reward model
+
+    @classmethod
+    def unjudged(cls, texts: list[str]) -> Self:
+        """Return answers of which the texts alone are known."""
+        none = torch.zeros(len(texts))
+        return cls(texts, lengths=none, ended=none, kl=0.0, scores=None, true_rewards=None)
 
     @property
     def prompts(self) -> int:
@@ -367,24 +373,3 @@ def win_rate(differences: Tensor, start: PolicyStart, samples_per_prompt: int = 
         f"win_rate_vs_{start}": wins.mean().item(),
         f"win_rate_vs_{start}_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),
     }
-
-
-def sample_of(
-    tokenizer: DialogueTokenizer,
-    prompts: Sequence[Prompt],
-    before: PolicySamples,
-    after: PolicySamples,
-    stage: StageName,
-    start: PolicyStart,
-) -> tuple[str, dict[str, str]]:
-    """Return the first prompt whose answer changed, or the first of all, with the answers of the start and of `stage`.
-
-    Their scores stand beside them, if there are any.
-    """
-    changed_indices = (i for i, (a, b) in enumerate(zip(before.texts, after.texts, strict=True)) if a != b)
-    index = next(changed_indices, 0)
-    answers = {}
-    for name, samples in ((START_TITLES[start], before), (stage.upper(), after)):
-        score = "" if samples.scores is None else f" (score {samples.scores[index]:.2f})"
-        answers[name + score] = samples.texts[index]
-    return tokenizer.prompt_text(prompts[index // before.samples_per_prompt]), answers

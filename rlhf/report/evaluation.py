@@ -9,7 +9,7 @@ from rlhf.evaluation.best_of_n import best_by_score, sizes
 from rlhf.evaluation.unrelated import MEAN, changes_in, verdict
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
-from rlhf.recipe import EVALUATE, ONLINE, RM, SECOND_RM
+from rlhf.recipe import EVALUATE, RM, SECOND_RM
 from rlhf.recipe.stages import OF_REWARD_MODELS, POLICIES, STARTS
 from rlhf.report.parts import (
     LINE_COLOURS,
@@ -34,9 +34,7 @@ from rlhf.stats import kl_of_best_of
 from rlhf.terminal.wording import estimate, number, without_ends
 from rlhf.terminal.wording import metric as metric_in_words
 
-DIALOGUES = 200  # dialogues of each run on the page, at most
 JUDGES = ("score", "true_reward", "second_score")
-OPEN = 12  # dialogues of each run that are shown at once; the others are folded
 
 
 class Policies(NamedTuple):
@@ -225,36 +223,6 @@ def _reward_model_charts(figures: RewardModelFigures, ending: str, charts: Chart
         bars = {"type": "bar", "x": middles(histogram.edges), "y": histogram.counts, "showlegend": False}
         model_charts.append(charts.add(f"{title}{ending}", [bars], bargap=0, **counts_axes))
     return model_charts
-
-
-class Samples(NamedTuple):
-    """Dialogues with every policy's answer: shown at once, shown on demand, and their `total` number in the files."""
-
-    open: list[list[Turn]]
-    folded: list[list[Turn]]
-    total: int
-
-
-def sections_of_samples(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return held-out prompts with every policy's answer; without an evaluation, a policy's last samples.
-
-    The first dialogues of each run are shown at once.
-    """
-    shown: list[list[Turn]] = []
-    folded: list[list[Turn]] = []
-    total = 0
-    for run in runs:
-        check_evaluation(run)
-        files = [run.run_directory / stage / SAMPLES for stage in (EVALUATE, *ONLINE)]
-        rows = next((rows for file in files if (rows := reader.read_lines(file, SampleLine))), [])
-        total += len(rows)
-        newest_first = sorted(rows, key=lambda row: -row.step)  # of one step they keep their order
-        dialogues = [
-            [*_run_named(run, runs), *dialogue(row.prompt, row.messages), *answer_turns(row)]
-            for row in newest_first[:DIALOGUES]
-        ]
-        shown, folded = shown + dialogues[:OPEN], folded + dialogues[OPEN:]
-    return [Section("Samples", "samples.html", Samples(shown, folded, total))] if shown else []
 
 
 def _run_named(run: RunRecords, runs: Sequence[RunRecords]) -> list[Turn]:

@@ -4,12 +4,11 @@ import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.errors import UserError
 from rlhf.recipe import EVALUATE, GROUPS, MERGE, POLICIES, STAGE_TABLE, STAGES, StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
 from rlhf.report.parts import STAGE_TITLES, Charts, Section
-from rlhf.report.runs import RunRecords, check_evaluation
+from rlhf.report.runs import RunRecords, trusted_summaries
 from rlhf.run.evidence import IS_WORSE, NOT_KNOWN, START_IN_WORDS, Gain, gains_over_start, origin_of
 from rlhf.run.finished import evaluate_again, not_evaluated, totals
 from rlhf.run.records import Manifest, Summary
@@ -200,22 +199,36 @@ class Overview(NamedTuple):
     changes: list[Change]
     gains: str
     facts: str
-    picture: Picture
 
 
 def sections_of_overview(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the outcome of each run in a sentence, its devices and time, and its stages as a picture."""
+    """Return the outcome of each run in a sentence, its gains, and its devices and time."""
     overviews = []
     for run in runs:
-        gained = gains_over_start(_unchanged(run))
+        gained = gains_over_start(trusted_summaries(run))
         sentence, kind = outcome(run.manifests, run.summaries, run.price, run.unreadable, gained)
         sentence += _not_evaluated(run)
         facts_text = " · ".join(facts(run.manifests, run.summaries, run.price))
         name = run.name if len(runs) > 1 else ""
-        stages_picture = picture(run.manifests, run.summaries, run.unreadable)
         changes = [_change(gain) for gain in gained]
-        overviews.append(Overview(name, sentence, kind, changes, gains(run.summaries), facts_text, stages_picture))
+        overviews.append(Overview(name, sentence, kind, changes, gains(run.summaries), facts_text))
     return [Section("", "overview.html", overviews)]
+
+
+class PictureOfRun(NamedTuple):
+    """The stages of a run as a picture; `name` is "" if there is only one run."""
+
+    name: str
+    picture: Picture
+
+
+def sections_of_stages(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
+    """Return the stages of each run as a picture, with their times."""
+    pictures = [
+        PictureOfRun(run.name if len(runs) > 1 else "", picture(run.manifests, run.summaries, run.unreadable))
+        for run in runs
+    ]
+    return [Section("Stages", "stages.html", pictures)]
 
 
 def _change(gain: Gain) -> Change:
@@ -229,15 +242,6 @@ def _duration(seconds: float) -> str:
     return str(datetime.timedelta(seconds=min(round(seconds), 10**13)))
 
 
-def _unchanged(run: RunRecords) -> Summaries:
-    """Return the summaries of a run without that of an evaluation that has changed, which other sections report."""
-    try:
-        check_evaluation(run)
-    except UserError:
-        return {stage: summary for stage, summary in run.summaries.items() if stage != EVALUATE}
-    return run.summaries
-
-
 def picture(manifests: Manifests, summaries: Summaries, unreadable: Collection[str] = ()) -> Picture:
     """Return the picture of the stages that were begun, coloured by verdict.
 
@@ -248,7 +252,11 @@ def picture(manifests: Manifests, summaries: Summaries, unreadable: Collection[s
     begun = [stage for stage in STAGES if stage in manifests]
     place = {stage: STAGE_TABLE[stage].place for stage in begun}
     rows = {row: index for index, row in enumerate(sorted({row for _, row in place.values()}))}
-    corner = {stage: (2 + column * COLUMN, 2 + rows[row] * ROW) for stage, (column, row) in place.items()}
+    alone = {row for row in rows if [r for _, r in place.values()].count(row) == 1}  # their stages stand in one line
+    corner = {
+        stage: (2 + (0 if row in alone else column) * COLUMN, 2 + rows[row] * ROW)
+        for stage, (column, row) in place.items()
+    }
     return Picture(
         label=", ".join(STAGE_TITLES[s] + ("" if s in summaries else f" ({states[s]})") for s in begun),
         width=COLUMN + BOX_WIDTH + 4,

@@ -14,12 +14,13 @@ from rlhf.report.evaluation import (
     sections_of_policies,
     sections_of_ratings,
     sections_of_reward_model,
-    sections_of_samples,
     sections_of_unrelated,
 )
-from rlhf.report.overview import sections_of_overview
+from rlhf.report.learned import sections_of_learned
+from rlhf.report.overview import sections_of_overview, sections_of_stages
 from rlhf.report.parts import LINE_COLOURS, Charts, Section, sections_or_problem
 from rlhf.report.runs import RunRecords, load
+from rlhf.report.samples import sections_of_samples
 from rlhf.report.tables import (
     sections_of_findings,
     sections_of_provenance,
@@ -33,20 +34,22 @@ from rlhf.terminal import harmless
 TEXT_CHARACTERS = 2000  # characters of a text that is shown
 
 Builder = Callable[[Sequence[RunRecords], Charts], list[Section]]  # a function `sections_of_<topic>`
+TOP: tuple[Builder, ...] = (sections_of_overview, sections_of_learned)  # above the contents
 SECTIONS: tuple[Builder, ...] = (
     sections_of_verdicts,
-    sections_of_findings,
     sections_of_samples,
-    sections_of_curves,
-    sections_of_frontier,
     sections_of_policies,
     sections_of_best_of_n,
     sections_of_unrelated,
     sections_of_ratings,
     sections_of_reward_model,
+    sections_of_frontier,
+    sections_of_curves,
+    sections_of_stages,
     sections_of_time,
-    sections_of_rewards,
     sections_of_memory,
+    sections_of_findings,
+    sections_of_rewards,
     sections_of_data,
     sections_of_provenance,
 )
@@ -86,7 +89,7 @@ def data_files(run_directories: Sequence[Path]) -> list[Path]:
 def page(runs: Sequence[RunRecords]) -> Page:
     """Return the page of the runs, which share its charts."""
     charts = Charts()
-    overviews = _sections(sections_of_overview, runs, charts)
+    top = [section for build in TOP for section in _sections(build, runs, charts)]
     sections = [section for build in SECTIONS for section in _sections(build, runs, charts)]
     first = next(iter(runs[0].manifests.values()))
     from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
@@ -95,14 +98,14 @@ def page(runs: Sequence[RunRecords]) -> Page:
     html = render(
         "page.html",
         title=f"{first.recipe} {first.version}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else ""),
-        top=overviews,
+        top=top,
         problems=problems,
         sections=sections,
         charts=charts.all,
         colours=LINE_COLOURS,
         library=Markup(get_plotlyjs()),
     )
-    return Page(html, problems + [section.problem for section in (*overviews, *sections) if section.problem])
+    return Page(html, problems + [section.problem for section in (*top, *sections) if section.problem])
 
 
 def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> list[Section]:

@@ -1,15 +1,16 @@
 """The records of runs that a report is made from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from rlhf.errors import UserError
 from rlhf.recipe import EVALUATE, STAGES, StageName
 from rlhf.run import reader
+from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.finished import finished_evaluation
-from rlhf.run.layout import MANIFEST, METRICS, SUMMARY
-from rlhf.run.outcomes import Details
+from rlhf.run.layout import MANIFEST, METRICS, SAMPLES, SUMMARY
+from rlhf.run.outcomes import Details, SampleLine, by_prompt
 from rlhf.run.records import Manifest, MetricsLine, Record, Summary
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -82,6 +83,23 @@ def check_evaluation(run: RunRecords) -> None:
     """
     if EVALUATE in run.summaries:
         finished_evaluation(run.run_directory)
+
+
+def trusted_summaries(run: RunRecords) -> Mapping[str, Summary]:
+    """Return the summaries of a run without that of an evaluation that has changed, which other sections report.
+
+    Its policies' figures have the number of their prompts, also where the evaluation is older than that metric.
+    """
+    try:
+        check_evaluation(run)
+    except UserError:
+        return {stage: summary for stage, summary in run.summaries.items() if stage != EVALUATE}
+    if EVALUATE not in run.summaries or any(key.endswith(HELDOUT_PROMPTS) for key in run.summaries[EVALUATE].metrics):
+        return run.summaries
+    lines = reader.read_lines(run.run_directory / EVALUATE / SAMPLES, SampleLine)
+    counts = {f"{name}/{HELDOUT_PROMPTS}": len(by_prompt(lines)) for line in lines[:1] for name in line.answers}
+    evaluated = run.summaries[EVALUATE]
+    return {**run.summaries, EVALUATE: evaluated.model_copy(update={"metrics": evaluated.metrics | counts})}
 
 
 def details(run: RunRecords) -> Details:

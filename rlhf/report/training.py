@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.plan import prediction_file as pins
-from rlhf.recipe import ONLINE, SFT, STAGE_TABLE, StageName, default_root
+from rlhf.recipe import ONLINE, STAGE_TABLE, StageName, default_root
 from rlhf.report.parts import (
     LINE_COLOURS,
     STAGE_TITLES,
@@ -34,10 +34,10 @@ NATS = "nats per token"
 
 
 def sections_of_curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the curves of each stage, and its memory over time; a damaged log costs the section of its stage."""
+    """Return the curves of each stage, the last one first; a damaged log costs the section of its stage."""
     by_stage = [
         sections_or_problem(f"{stage} curves", partial(_curves, stage, runs, charts), charts)
-        for stage, row in STAGE_TABLE.items()
+        for stage, row in reversed(STAGE_TABLE.items())
         if row.curves
     ]
     return list(itertools.chain.from_iterable(by_stage))
@@ -58,7 +58,6 @@ def _curves(stage: StageName, runs: Sequence[RunRecords], charts: Charts) -> lis
             band = _published_course(runs[0], stage, key, max(line_data["x"][-1] for line_data in lines))
             axes: Trace = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": unit}}}
             stage_charts.append(charts.add(title, [*band, *lines], **axes))
-    stage_charts += _memory_over_time(runs, stage, charts)
     return [Section(f"{stage}: curves", "charts.html", stage_charts)] if stage_charts else []
 
 
@@ -75,23 +74,28 @@ def _published_course(run: RunRecords, stage: StageName, key: str, last: float) 
     return [ends | style | {"name": "published", "fillcolor": "rgba(154,103,0,.15)", "showlegend": True}]
 
 
-def _memory_over_time(runs: Sequence[RunRecords], stage: StageName, charts: Charts) -> list[Chart]:
-    """Draw the measured memory of each logged step."""
-    lines = []
-    for number, run in enumerate(runs):
+def _memory_over_time(runs: Sequence[RunRecords], charts: Charts) -> list[Chart]:
+    """Draw the measured memory of each logged step, a line for each stage, over the share of its steps."""
+    lines: list[Trace] = []
+    for run, stage in itertools.product(runs, STAGE_TABLE):
         telemetry = reader.read_lines(run.run_directory / stage / TELEMETRY, records.TelemetryLine)
         points = [(row.step, row.memory_bytes / 1e9) for row in telemetry if row.memory_bytes is not None]
         if points:
             steps, sizes = map(list, zip(*points, strict=True))
-            lines.append(line(run.name, steps, sizes, number, len(runs)))
+            shares = [100 * step / max(steps[-1], 1) for step in steps]
+            lines.append(line(STAGE_TITLES[stage] + suffix(run, runs), shares, sizes, len(lines), 2))
     if not lines:
         return []
-    manifest = runs[0].manifests.get(stage)
+    manifest = next(iter(runs[0].manifests.values()), None)
     card = manifest.settings.hardware.memory_gb if manifest else None
-    on_card = manifest is not None and manifest.device.type == "cuda"
+    on_card = manifest is not None and any(m.device.type == "cuda" for m in runs[0].manifests.values())
     measured = "peak of the GPU's memory" if on_card else "the process's memory"
-    axes: Trace = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": "GB"}, "rangemode": "tozero"}}
-    return [charts.add(f"{measured}, measured", lines, shapes=[level(card)] if card else [], **axes)]
+    axes: Trace = {
+        "xaxis": {"title": {"text": "per cent of the stage's steps"}},
+        "yaxis": {"title": {"text": "GB"}, "rangemode": "tozero"},
+    }
+    shapes = [level(card)] if card else []
+    return [charts.add(f"{measured}, measured", lines, shapes=shapes, **axes)]
 
 
 # What judges beside the score: its key, its name, and how its line is drawn.
@@ -113,8 +117,8 @@ def sections_of_frontier(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
             gains += _gain_traces(rows, suffix(run, runs) + method, colour)
     if not scores:
         return []
-    origins = {origin_of(run.summaries[stage].metrics) for run, stage, _ in trained if stage in run.summaries}
-    start = " or ".join(title for origin, title in START_IN_WORDS.items() if origin in (origins or {SFT}))
+    origins = {origin_of(row.values, "eval/") for _, _, rows in trained for row in rows if "eval/score" in row.values}
+    start = " or ".join(title for origin, title in START_IN_WORDS.items() if origin in origins)
     kl_axis = {"title": {"text": f"KL to {start}, nats per token"}}
     axes: Trace = {"xaxis": kl_axis, "yaxis": {"title": {"text": "score, held out"}}}
     methods = " and ".join(dict.fromkeys(STAGE_TITLES[stage] for _, stage, _ in trained))
@@ -188,7 +192,7 @@ def sections_of_time(runs: Sequence[RunRecords], charts: Charts) -> list[Section
         for i, phase in enumerate(phases)
     ]
     axes = {"barmode": "stack", "xaxis": {"title": {"text": "seconds"}}, "yaxis": {"autorange": "reversed"}}
-    chart = charts.add("seconds by phase, measured", data, tall=True, **axes)
+    chart = charts.add("seconds by phase, measured", data, tall=len(names) > 3, **axes)
     return [Section("Where the time went", "chart.html", [chart])]
 
 
@@ -197,6 +201,7 @@ class Memory(NamedTuple):
 
     predicted: Chart | None
     by_time: bool
+    measured: list[Chart]
     peaks: Table | None
 
 
@@ -210,7 +215,8 @@ def sections_of_memory(runs: Sequence[RunRecords], charts: Charts) -> list[Secti
             rows.append((run.name, stage, *(f"{size / 1e9:.2f}" if size else "-" for size in (vram, rss))))
     columns = ("run", "stage", "peak VRAM, GB", "peak of the process, GB")
     peaks = table(columns, rows, len(runs) > 1, numbers=(2, 3))
-    return [Section("Memory", "memory.html", Memory(predicted, by_time, peaks))] if predicted or peaks else []
+    memory = Memory(predicted, by_time, _memory_over_time(runs, charts), peaks)
+    return [Section("Memory", "memory.html", memory)] if predicted or memory.measured or peaks else []
 
 
 def _predicted_memory(runs: Sequence[RunRecords], charts: Charts) -> tuple[Chart | None, bool]:

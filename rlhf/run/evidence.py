@@ -97,6 +97,15 @@ class Gain(NamedTuple):
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property
+    def end_interval(self) -> Ends | None:
+        """Return the ends of the gain's interval in the metric's own unit, around `end`; None without them."""
+        if self.interval is None or not self.value:
+            return None
+        unit = (self.end - self.start) / self.value
+        low, high = self.interval
+        return self.start + low * unit, self.start + high * unit
+
+    @property
     def verdict(self) -> Word:
         """Return whether the policy is better than its start."""
         return verdict(self.interval, NEGLIGIBLE_SD if self.unit == SD else 0.0)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlhf.files import append, finite, replacing, sync
 from rlhf.run import reader, records
@@ -35,12 +34,11 @@ class Logs:
         """Append one row of costs to telemetry.jsonl."""
         self._append(TELEMETRY, step, [values])
 
-    def samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append prompts and responses to samples.jsonl."""
-        lines = [*rows]
-        self._append(SAMPLES, step, lines)
-        for receive in self.on_samples if self.writes else ():
-            receive([row["response"] for row in lines if "response" in row])
+    def samples(self, step: int, rows: Iterable[Mapping[str, object]], responses: Sequence[str] = ()) -> None:
+        """Append prompts and answers to samples.jsonl; `responses` are those of the policy that trains."""
+        self._append(SAMPLES, step, rows)
+        for receive in self.on_samples if self.writes and responses else ():
+            receive(responses)
 
     def finding(self, step: int, values: Mapping[str, object]) -> None:
         """Append a finding of rlhf/observe/watch.py to findings.jsonl."""

@@ -1,12 +1,26 @@
 """Typed records of what evaluations, checks of data and reproductions have written."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from rlhf.recipe.released import difference
 from rlhf.run.records import Amount, Code, Count, DataFile, Device, Number, Record, Summary
+
+
+class Example(NamedTuple):
+    """The last turn of a prompt's user, and the answers by label, such as `PPO (score 1.30)`."""
+
+    question: str
+    answers: Mapping[str, str]
+
+
+class Examples(NamedTuple):
+    """Held-out prompts with answers that a command shows, and the rule by which they were chosen."""
+
+    rule: str
+    shown: Sequence[Example]
 
 
 class Answer(Record):
@@ -33,6 +47,7 @@ class SampleLine(Record):
     reward_model: str | None = None
     source: str | None = None
     margin: Number | None = None
+    expected: str | None = None  # the right answer, or else the one that people chose
 
     @property
     def answers(self) -> Mapping[str, Answer]:

@@ -15,8 +15,9 @@ from trl import DPOConfig, DPOTrainer
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
-from rlhf.evaluation.policies import gains_with_intervals, sample_of
+from rlhf.evaluation.policies import gains_with_intervals
 from rlhf.evaluation.reward_model import accuracy
+from rlhf.evaluation.samples import examples
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
@@ -51,13 +52,12 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     free_memory()
 
     with telemetry.phase("evaluate"):
-        before, after, shared = measure_against_start(run, tokenizer, prompts, device)
+        before, after, shared = measure_against_start(run, tokenizer, corpus, prompts, device)
         with working("dpo: scoring held-out pairs"):
             preferred = preference_accuracy(shared, tokenizer, pairs.heldout, 2 * options.per_device_train_batch_size)
     counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
     metrics = gains_with_intervals(before, after, recipe.start) | counts | best_step_metric(run)
-    sample = sample_of(tokenizer, prompts, before, after, "dpo", recipe.start)
-    return Result(metrics, telemetry.costs(), sample)
+    return Result(metrics, telemetry.costs(), examples(prompts, {recipe.start: before, "dpo": after}))
 
 
 def _fit(

@@ -26,7 +26,8 @@ from rlhf.evaluation.policies import (
 )
 from rlhf.evaluation.references import Overlap, answers
 from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
-from rlhf.evaluation.run_policies import load_roles, role_of, sample_rows
+from rlhf.evaluation.run_policies import load_roles, role_of
+from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.evaluation.unrelated import changes_in, metrics_of, verdict
 from rlhf.files import JsonObject, write_json
 from rlhf.models.loading import load_tokenizer
@@ -101,9 +102,10 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     if tasks:
         details["unrelated"] = {task.name: task.facts for task in tasks}
     write_json(run.path / "details.json", details | rm_details)
-    run.logs.samples(0, sample_rows(tokenizer, prompts, samples, options.num_samples))
-    texts: dict[str, str] = {name: policy.texts[0] for name, policy in samples.items()}
-    return Result(metrics, telemetry.costs(), (tokenizer.prompt_text(prompts[0]), texts))
+    run.logs.samples(0, sample_rows(tokenizer, prompts, samples, expected_answers(corpus, prompts)))
+    return Result(
+        metrics, telemetry.costs(), examples(prompts, {name: samples[name] for name in (recipe.start, *trained)})
+    )
 
 
 def _prompts_and_rewards(

@@ -16,7 +16,8 @@ from trl import KTOConfig, KTOTrainer
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
-from rlhf.evaluation.policies import gains_with_intervals, sample_of
+from rlhf.evaluation.policies import gains_with_intervals
+from rlhf.evaluation.samples import examples
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.losses import kto_loss
@@ -62,11 +63,11 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     free_memory()
 
     with telemetry.phase("evaluate"):
-        before, after, _ = measure_against_start(run, tokenizer, prompts, device)
+        before, after, _ = measure_against_start(run, tokenizer, corpus, prompts, device)
     good = sum(judged.good for judged in training)
     counts = {"train_good": good, "train_bad": len(training) - good, **cuts}
     metrics = gains_with_intervals(before, after, recipe.start) | telling | counts | best_step_metric(run)
-    return Result(metrics, telemetry.costs(), sample_of(tokenizer, prompts, before, after, run.stage, recipe.start))
+    return Result(metrics, telemetry.costs(), examples(prompts, {recipe.start: before, run.stage: after}))
 
 
 def _fit(

@@ -2,12 +2,13 @@
 
 from typing import NamedTuple
 
+from rlhf.run.outcomes import Examples
 from rlhf.run.records import Costs
 
 
 class Result(NamedTuple):
-    """The outcome of a stage: metrics and costs for summary.json, and a sample to print."""
+    """The outcome of a stage: metrics and costs for summary.json, and answers to print."""
 
     metrics: dict[str, float]
     costs: Costs
-    sample: tuple[str, dict[str, str]] | None = None  # a prompt, and the answers by label: SFT, PPO (score 1.30)
+    examples: Examples | None = None

@@ -15,7 +15,8 @@ from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
 from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
-from rlhf.evaluation.policies import heldout_sampling
+from rlhf.evaluation.policies import PolicySamples, heldout_sampling
+from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.observe.telemetry import Telemetry
@@ -84,9 +85,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
     perplexity_after, answers_after = measure()
 
-    prompt_texts = [tokenizer.prompt_text(prompt) for prompt in prompts]
-    answers = zip(prompt_texts, answers_before, answers_after, strict=True)
-    run.logs.samples(0, [{"prompt": prompt, "base": a, "SFT": b} for prompt, a, b in answers])
+    answers = {"base": PolicySamples.unjudged(answers_before), "sft": PolicySamples.unjudged(answers_after)}
+    run.logs.samples(0, sample_rows(tokenizer, prompts, answers, expected_answers(corpus, prompts)))
     metrics = {
         "perplexity": perplexity_after,
         "perplexity_before": perplexity_before,
@@ -95,7 +95,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         **rows.cuts,
         **best_step_metric(run),
     }
-    return Result(metrics, telemetry.costs(), (prompt_texts[0], {"base": answers_before[0], "SFT": answers_after[0]}))
+    return Result(metrics, telemetry.costs(), examples(prompts, answers))
 
 
 class _Trainer(RunTrainer, SFTTrainer):

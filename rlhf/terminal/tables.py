@@ -32,8 +32,9 @@ def rows_table(
 
 
 def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
-    """Print a prompt and each policy's answer to it."""
-    screen.OUT.print(f"\n{title}", style="bold")
+    """Print a prompt and each policy's answer to it, under a title unless that is ""."""
+    if title:
+        screen.OUT.print(f"\n{title}", style="bold")
     screen.OUT.print(prompt.strip(), style="dim")
     width = max(map(len, answers))
     for name, answer in answers.items():

@@ -74,7 +74,7 @@ def test_accuracies_of_two_reward_models_are_paired_by_held_out_pair(tmp_path):
     accuracy = compared(a, b)["rm/accuracy"]
     assert accuracy["difference"] == pytest.approx(0.3)  # of the differences 1, 1, 0, 0 and −½
     half = Z * math.sqrt(3 / 2 * (1.4**2 + 0.6**2 + 0.8**2) / 25)
-    assert accuracy["interval"] == pytest.approx((0.3 - half, 0.3 + half))
+    assert accuracy["interval"] == pytest.approx(of_shares(0.3, (half / Z) ** 2, 5))
 
 
 def test_an_accuracy_has_no_interval_against_itself_nor_on_other_pairs(tmp_path):
@@ -86,6 +86,17 @@ def test_an_accuracy_has_no_interval_against_itself_nor_on_other_pairs(tmp_path)
     for b in (same_model, other_pairs, older):
         accuracy = compared(a, b)["rm/accuracy"]
         assert (accuracy["difference"], accuracy["interval"]) == (0, None), b
+
+
+def of_shares(difference: float, variance: float, count: int) -> tuple[float, float]:
+    """Wilson's interval of (1 + difference) / 2, a share with this variance; the difference is from −1 to 1."""
+    p = (1 + difference) / 2
+    n = count / (count - 1) * p * (1 - p) / (variance / 4)
+    middle, half = (
+        (p + Z**2 / 2 / n) / (1 + Z**2 / n),
+        Z * math.sqrt(p * (1 - p) / n + (Z / 2 / n) ** 2) / (1 + Z**2 / n),
+    )
+    return 2 * (middle - half) - 1, 2 * (middle + half) - 1
 
 
 def checked(right: float) -> dict[str, Any]:
@@ -103,8 +114,8 @@ def test_rewards_of_functions_are_compared_by_prompt(tmp_path, monkeypatch, caps
     rows = compared(a, b)
     row = rows["reward_numeric_answer"]
     assert (row["a"], row["b"], row["difference"]) == (3 / 8, 5 / 8, 1 / 4)
-    half = Z * math.sqrt((3 * 0.75**2 + 4 * 0.25**2 + 1.25**2) / 7 / 8)
-    assert row["interval"] == pytest.approx((1 / 4 - half, 1 / 4 + half))
+    variance = (3 * 0.75**2 + 4 * 0.25**2 + 1.25**2) / 7 / 8
+    assert row["interval"] == pytest.approx(of_shares(1 / 4, variance, 8)) and row["verdict"] == "not known yet"
     assert "win_rate_by_reward_numeric_answer" not in rows, "three won and one lost of eight: the same difference"
     assert "score" not in rows
     for root in (a, b):

@@ -20,18 +20,15 @@ from rlhf.files import write_json
 from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import ONLINE, STAGE_TABLE, StageName, published
-from rlhf.report import RunRecords, overview, tables, training
+from rlhf.report import RunRecords, learned, overview, tables, training
 from rlhf.report.evaluation import (
-    OPEN,
-    Samples,
-    sections_of_best_of_n,
     sections_of_policies,
     sections_of_reward_model,
-    sections_of_samples,
 )
 from rlhf.report.page import render
-from rlhf.report.parts import Charts, Section, Table, Turn
-from rlhf.report.runs import metrics
+from rlhf.report.parts import Charts, Section, Table
+from rlhf.report.runs import metrics, trusted_summaries
+from rlhf.report.samples import OPEN, SampleTable, sections_of_samples
 from rlhf.run import evidence, records
 from rlhf.run.records import Manifest, Summary
 from rlhf.terminal.wording import number
@@ -144,8 +141,9 @@ def test_few_points_of_a_curve_are_marked(tmp_path, rows, mode):
     for name, values in (("metrics", {"accuracy": 0.5}), ("telemetry", {"memory_bytes": 1e9})):
         text = "".join(json.dumps({"step": step} | values) + "\n" for step in range(rows))
         (tmp_path / "rm" / f"{name}.jsonl").write_text(text)
-    charts = Charts()
-    training.sections_of_curves([RunRecords("run", tmp_path, {}, {})], charts)
+    charts, run = Charts(), RunRecords("run", tmp_path, {"rm": MANIFEST}, {})
+    training.sections_of_curves([run], charts)
+    training.sections_of_memory([run], charts)
     assert [line["mode"] for chart in charts.all for line in chart["data"]] == [mode, mode]
 
 
@@ -302,7 +300,7 @@ def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
     pairs.write_text(before)
 
 
-EVALUATION = ["samples", "policies", "reward model"]  # the parts of the page that read it
+EVALUATION = ["samples", "policies", "best of n", "unrelated", "reward model"]  # the parts of the page that read it
 
 
 @pytest.mark.parametrize(
@@ -310,7 +308,7 @@ EVALUATION = ["samples", "policies", "reward model"]  # the parts of the page th
     [
         ("evaluate/details.json", '{"scores": 3}', EVALUATION),
         ("evaluate/details.json", None, EVALUATION),
-        ("ppo/metrics.jsonl", '{"objective/scores": 1}\n', ["ppo curves", "frontier"]),
+        ("ppo/metrics.jsonl", '{"objective/scores": 1}\n', ["ppo learned", "frontier", "ppo curves"]),
         ("sft/metrics.jsonl", '{"loss": 1}\n', ["sft curves"]),
         ("evaluate/samples.jsonl", '{"prompt": 5, "sft": {"response": "a", "score": "b"}}\n', EVALUATION),
         ("evaluate/samples.jsonl", "", EVALUATION),
@@ -341,10 +339,10 @@ def test_an_evaluation_that_has_changed_is_left_out(evaluated, tmp_path, monkeyp
         samples.write_text(text)
         html, left_out = report.page([report.load(root)])
         assert [reason.partition(":")[0] for reason in left_out] == EVALUATION
-        assert f"{samples} has changed since evaluate was done; move" in html and 'class="sample"' not in html
+        assert f"{samples} has changed since evaluate was done; move" in html and '<tr class="sample"' not in html
     code, out, err = rlhf(monkeypatch, capsys, "report", root, "--to", tmp_path / "page.html")
     assert code == 0 and "written to" in out and err.count("\n") == 1
-    assert err.startswith(f"3 parts left out of the page, which names the reasons; the first: samples: {samples} has")
+    assert err.startswith(f"5 parts left out of the page, which names the reasons; the first: samples: {samples} has")
     samples.write_text(whole)
     code, _, err = rlhf(monkeypatch, capsys, "report", root, "--to", tmp_path / "page.html")
     assert (code, err) == (0, "")
@@ -730,10 +728,10 @@ def test_the_main_gain_is_the_truth_and_that_of_the_evaluation_has_an_interval()
 def test_an_evaluation_that_has_changed_does_not_decide_the_headline(evaluated, tmp_path):
     root = tmp_path / "cpu-tiny" / "v1"
     shutil.copytree(evaluated, root)
-    assert "evaluate" in overview._unchanged(report.load(root))
+    assert "evaluate" in trusted_summaries(report.load(root))
     with (root / "evaluate" / "samples.jsonl").open("a") as file:
         file.write("\n")
-    assert overview._unchanged(report.load(root)).keys() == {"pretrain", "sft", "rm", "ppo"}
+    assert trusted_summaries(report.load(root)).keys() == {"pretrain", "sft", "rm", "ppo"}
 
 
 def test_before_and_after_stand_large_at_the_top(tmp_path):
@@ -756,9 +754,13 @@ def test_before_and_after_stand_large_at_the_top(tmp_path):
     assert '"large' not in top(sft={"loss": 1.0})
 
 
-def test_samples_come_before_the_curves(run):
+def test_what_was_learned_comes_first_and_provenance_last(run):
     titles = re.findall("<h2>(.*?)</h2>", text_of(run))
-    assert titles.index("Findings during training") < titles.index("Samples") < titles.index("pretrain: curves")
+    order = ["Targets and what was measured", "Samples", "ppo: curves", "pretrain: curves", "Where the time went"]
+    order += ["Memory", "Findings during training", "Provenance"]
+    assert [title for title in titles if title in order] == order and titles[-1] == "Provenance"
+    first = next(iter(charts_of(text_of(run))))
+    assert first.startswith("true reward, PPO (dotted: SFT")
 
 
 def test_the_gain_and_the_facts_are_those_of_the_summaries():
@@ -805,10 +807,11 @@ def test_every_link_of_the_contents_leads_to_a_section(evaluated):
     assert len(links) >= 12 and links == re.findall(r'<section id="([^"]+)">', page)
 
 
-def test_samples_show_the_truth_and_a_dialogue(evaluated):
-    page = report.page([report.load(evaluated)]).html
-    assert re.search(r'<div class="who">ppo, score -?[0-9.]+, true reward -?[0-9.]+</div>', page)
-    assert '<div class="who">Person</div>' in page and "Human:" not in page.partition('id="samples"')[2][:2000]
+def test_samples_show_the_truth_the_question_and_what_was_expected(evaluated):
+    page = report.page([report.load(evaluated)]).html.partition('id="samples"')[2]
+    assert re.findall("<th>(.*?)</th>", page)[:5] == ["question", "base", "SFT", "PPO", "expected"]
+    assert re.search(r'<div class="given (good|bad|)">true reward -?[0-9.]+ · score -?[0-9.e-]+</div>', page)
+    assert "Human:" not in page[:2000]
 
 
 def test_many_samples_are_folded(run, tmp_path):
@@ -817,82 +820,110 @@ def test_many_samples_are_folded(run, tmp_path):
     rows = [{"step": 0, "prompt": f"prompt {i}", "sft": {"response": "yes"}} for i in range(30)]
     (root / "evaluate" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = report.page([report.load(root)]).html
-    assert page.count('<div class="sample">') == 30
-    assert page.partition('<details id="more">')[0].count('<div class="sample">') == OPEN
+    assert page.count('<tr class="sample">') == 30
+    assert page.partition('<details class="more">')[0].count('<tr class="sample">') == OPEN
     assert "<summary>18 more</summary>" in page
 
 
+def tables_of(*runs: RunRecords) -> list[SampleTable]:
+    (section,) = sections_of_samples(runs, Charts())
+    assert isinstance(section.data, list)
+    return section.data
+
+
+def written(folder: Path, rows: list[dict[str, Any]], stage: str = "evaluate") -> RunRecords:
+    """A run with these samples."""
+    (folder / stage).mkdir(parents=True)
+    (folder / stage / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return RunRecords(folder.name, folder, {}, {})
+
+
 def test_without_an_evaluation_the_newest_samples_of_a_policy_come_first(tmp_path):
-    run = RunRecords("one", tmp_path, {}, {})
-    (tmp_path / "grpo").mkdir()
     rows = [
         {"step": step, "prompt": f"prompt {i}", "response": f"of step {step}"}
         for step in range(1, 61)
         for i in range(4)
     ]
-    (tmp_path / "grpo/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (section,) = sections_of_samples([run], Charts())
-    assert isinstance(section.data, Samples)
-    shown = section.data.open
-    texts = [" ".join(turn.text for turn in turns) for turns in shown]
-    assert all("of step 60" in text for text in texts[:4]) and "of step 59" in texts[4]
-    assert [f"prompt {i}" in text for i, text in enumerate(texts[:4])] == [True] * 4
+    (table,) = tables_of(written(tmp_path / "one", rows, "grpo"))
+    assert table.steps and [row.step for row in table.open] == ["60"] * 4 and table.folded[0].step == "59"
+    assert [row.question for row in table.open[:4]] == [f"…{i}" for i in range(4)], "what all prompts share is left out"
 
 
-def test_the_best_of_n_stands_beside_the_policies(tmp_path):
-    folder = tmp_path / "evaluate"
-    folder.mkdir()
-    scores = [[1.0, 3.0, 2.0, 2.0], [5.0, 0.0, 5.0, 2.0]]
-    rows: list[dict[str, Any]] = [
-        {"prompt": "?", "sample": i, "sft": {"response": "a", "score": score, "true_reward": -score}}
-        for of_prompt in scores
-        for i, score in enumerate(of_prompt)
+def test_an_answer_is_right_or_wrong_or_better_or_worse_than_that_of_the_start(tmp_path):
+    def row(**given: Any) -> dict[str, Any]:
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
+        said = {name: {"response": name, **values} for name, values in given.items()}
+        return {"step": 0, "prompt": "<|system|> …", "messages": messages, "expected": "4"} | said
+
+    right = [row(base={"rewards": {"right": 0.0}}, grpo={"rewards": {"right": 1.0}, "score": 1.0})]
+    (table,) = tables_of(written(tmp_path / "right", right))
+    (shown,) = table.open
+    assert (table.columns, shown.question, shown.expected) == (["base", "GRPO"], "What is 2 + 2?", "4")
+    assert [turn.text for turn in shown.before] == ["Be brief."]
+    assert [(said.given, said.kind) for said in shown.answers] == [
+        ("✗ right 0", "bad"),
+        ("✓ right 1 · score 1", "good"),
     ]
-    policy = {"sft/score": 2.5, "ppo/kl_per_response": 0.3, "ppo/score": 4.0, "dpo/score": 9.0}
-    run = RunRecords("one", tmp_path, {}, {"evaluate": summary_of(stage="evaluate", metrics=policy)})
-
-    def cells() -> list[list[str]]:
-        (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        write_records(folder, summary={"metrics": policy})
-        sections = sections_of_best_of_n([run], Charts())
-        tables = [section.data for section in sections if isinstance(section.data, Table)]
-        return [[cell.text for cell in row] for shown in tables for row in shown.rows]
-
-    expected = [
-        ["sft", "0", "2.5", "-2.5"],
-        ["sft, best of 2", "0.1931", "3.5", "-3.5"],  # 15 of 6 pairs, and 27 of 6
-        ["sft, best of 4", "0.6363", "4", "-4"],
-        ["ppo", "0.3", "4", ""],
-    ]
-    assert cells() == expected
-    del rows[3]["sft"]["true_reward"]
-    assert [row[:3] for row in cells()] == [row[:3] for row in expected], "a judge of some answers is left out"
-    assert all(len(row) == 3 for row in cells())
-    rows = [row for row in rows if row["sample"] == 0]
-    assert cells() == [], "one sample to a prompt has no best"
+    scores = [row(sft={"score": 0.5}, ppo={"score": -1.0}, dpo={"score": 0.5}, kto={"score": 0.75})]
+    (table,) = tables_of(written(tmp_path / "scores", scores))
+    assert [said.kind for said in table.open[0].answers] == ["", "bad", "", "good"]
+    unjudged = [row(base={}, sft={})]
+    (table,) = tables_of(written(tmp_path / "unjudged", unjudged))
+    assert [(said.given, said.kind) for said in table.open[0].answers] == [("", "")] * 2
 
 
-def test_of_several_runs_each_dialogue_names_its_own(tmp_path):
-    row = {"step": 0, "prompt": "Yes?", "sft": {"response": "yes"}}
+def test_runs_that_answered_the_same_prompts_share_a_table(tmp_path):
+    def rows(*prompts: str) -> list[dict[str, Any]]:
+        return [{"step": 0, "prompt": prompt, "ppo": {"response": f"to {prompt}"}} for prompt in prompts]
+
+    one, two, other = (written(tmp_path / n, rows(*p)) for n, p in (("one", "ab"), ("two", "ba"), ("other", "abc")))
+    (table,) = tables_of(one, two)
+    assert table.columns == ["PPO (one)", "PPO (two)"] and table.name == ""
+    assert [[said.text for said in row.answers] for row in table.open] == [["to a"] * 2, ["to b"] * 2]
+    assert [(table.name, table.columns) for table in tables_of(one, other)] == [("one", ["PPO"]), ("other", ["PPO"])]
+
+
+def test_several_samples_of_a_prompt_have_a_row_each(tmp_path):
+    rows = [{"step": 0, "prompt": "a", "sample": i, "ppo": {"response": str(i)}} for i in range(3)]
+    (table,) = tables_of(written(tmp_path / "one", rows))
+    assert [row.answers[0].text for row in table.open] == ["0", "1", "2"]
+
+
+def test_the_chart_of_what_was_learned_has_the_start_s_level_and_the_ends_of_intervals(tmp_path):
+    """Function rewards in their own unit; gains in standard deviations are put back into the score's."""
+    (tmp_path / "ppo").mkdir()
+    of_score = {"score_sft": 1.0, "score": 3.0, "score_gain_sd": 0.5, "response_length_sft": 4.0}
+    ends = {"score_gain_sd_low": 0.25, "score_gain_sd_high": 0.75, "heldout_prompts": 64}
+    rows = [{"step": 10, "loss": 1.0}, {"step": 20} | {f"eval/{key}": v for key, v in (of_score | ends).items()}]
+    later = of_score | ends | {"score": 5.0, "score_gain_sd": 1.0}
+    rows += [{"step": 40} | {f"eval/{key}": v for key, v in later.items()}]
+    (tmp_path / "ppo" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    charts = Charts()
+    learned.sections_of_learned([RunRecords("run", tmp_path, {}, {})], charts)
+    (chart,) = charts.all
+    band, line = chart["data"]
+    assert (line["x"], line["y"], line["name"]) == ([0, 20, 40], [1.0, 3.0, 5.0], "PPO on 64 held-out prompts")
+    assert (band["x"], band["y"]) == ([20, 40, 40, 20], [4.0, 4.0, 2.0, 2.0])
+    assert chart["layout"]["shapes"][0]["y0"] == 1.0
+    summary = summary_of(stage="dpo", metrics=of_score | ends)
+    charts = Charts()
+    learned.sections_of_learned([RunRecords("run", tmp_path / "none", {}, {"dpo": summary})], charts)
+    line, bars = charts.all[0]["data"]
+    assert line["y"] == [1.0, 3.0] and (bars["error_y"]["array"], bars["error_y"]["arrayminus"]) == ([1.0], [1.0])
+
+
+def test_of_several_runs_each_contradicted_pair_names_its_own(tmp_path):
     _, figures = reward_model_figures([0.0, 1.0], [1.0, 0.0], [0, 0])
     pair = {"margin": -1.0, "prompt": "Why?", "chosen": "So.", "rejected": "No.", "source": "a.jsonl:1"}
     runs = [RunRecords(name, tmp_path / name, {}, {}) for name in ("one", "two")]
     for run in runs:
         folder = run.run_directory / "evaluate"
         folder.mkdir(parents=True)
-        (folder / "samples.jsonl").write_text((json.dumps(row) + "\n") * (OPEN + 1))
         write_json(folder / "details.json", {"reward_model": figures.plain(), "contradicted": [pair]})
-
-    def named(turns: list[Turn]) -> str:
-        return turns[0].text if turns[0].speaker == "run" else ""
-
     for some in (runs, runs[:1]):
-        expected = ["one", "two"] if some == runs else [""]
-        samples: Any = sections_of_samples(some, Charts())[0].data
-        assert [named(turns) for turns in samples.open] == [name for name in expected for _ in range(OPEN)]
-        assert [named(turns) for turns in samples.folded] == expected
         model: Any = sections_of_reward_model(some, Charts())[0].data
-        assert [named(pair.turns) for pair in model.contradicted] == expected
+        firsts = [pair.turns[0] for pair in model.contradicted]
+        assert [turn.text for turn in firsts if turn.speaker == "run"] == (["one", "two"] if some == runs else [])
 
 
 @needs_browser

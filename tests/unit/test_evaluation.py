@@ -1,6 +1,7 @@
 """Perplexity, exact divergence, gains and win rates against numbers made in another way."""
 
 import math
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from rlhf.evaluation.policies import (
     interval_ends,
     win_rate,
 )
+from rlhf.evaluation.samples import examples
 from tests.helpers import not_none, noted
 
 PAD, EOS = 0, 2
@@ -177,21 +179,39 @@ class Prompts(DialogueTokenizer):
         return str(prompt[0].content)
 
 
-def test_the_sample_of_a_stage_is_the_first_answer_that_changed_with_its_scores():
-    prompts = [(Message("user", text),) for text in ("a?", "what?", "b?", "c?")]
-    before, after = measured([-2.0, 0.0, 2.0, 4.0]), measured([8.0, 1.254, 1.0, 5.0])
-    after.texts[1:3] = ["new", "newer"]
-    shown = policies.sample_of(Prompts(), prompts, before, after, "ppo", "sft")
-    assert shown == ("what?", {"SFT (score 0.00)": "text", "PPO (score 1.25)": "new"})
-    unscored = policies.sample_of(Prompts(), prompts, measured(None), after, "dpo", "sft")
-    assert list(unscored[1]) == ["SFT", "DPO (score 1.25)"]
+def scored(scores: list[float]) -> PolicySamples:
+    return replace(PolicySamples.unjudged(["text"] * len(scores)), scores=torch.tensor(scores))
 
 
-def test_the_sample_of_several_to_a_prompt_names_its_own_prompt():
-    prompts = [(Message("user", text),) for text in ("a?", "b?")]
-    before, after = (replace(measured([0.0, 0.0, 0.0, 0.0]), samples_per_prompt=2) for _ in range(2))
-    after.texts[2:4] = ["new", "newer"]
-    assert policies.sample_of(Prompts(), prompts, before, after, "ppo", "sft")[0] == "b?"
+def asked(*texts: str) -> list[Any]:
+    return [(Message("system", "Be brief."), Message("user", text)) for text in texts]
+
+
+def test_the_prompts_that_are_shown_are_typical_of_the_gain():
+    """Gains −1, 0, 0, 3, 5, 9, 9 and 9: at a quarter 0, at half 5, at three quarters 9; of equals what changed."""
+    old, new = [0.0] * 8, [9.0, -1.0, 0.0, 0.0, 9.0, 3.0, 5.0, 9.0]
+    before, after = scored(old), scored(new)
+    after.texts[3:] = ["other"] * 5
+    rule, shown = examples(asked(*"abcdefgh"), {"sft": before, "ppo": after})
+    assert rule == "at a quarter, half and three quarters of the gains in score"
+    assert [example.question for example in shown] == ["d", "g", "e"]
+    assert shown[0].answers == {"sft (score 0.00)": "text", "ppo (score 0.00)": "other"}
+    rng = random.Random(0)
+    for _ in range(20):
+        new = [rng.gauss(1, 3) for _ in range(9)]
+        _, shown = examples(asked(*"abcdefghi"), {"sft": scored([0.0] * 9), "ppo": scored(new)})
+        gains = [new["abcdefghi".index(example.question)] for example in shown]
+        assert gains == [sorted(new)[at] for at in (2, 4, 6)], "the median is the one in the middle"
+
+
+def test_answers_that_nothing_judges_are_shown_where_they_changed():
+    before, after = measured(None), measured(None)
+    after.texts[2] = "other"
+    rule, shown = examples(asked(*"abcd"), {"base": before, "sft": after})
+    assert (rule, [example.question for example in shown]) == ("the first whose answer changed", ["c", "a", "b"])
+    several = [replace(side, samples_per_prompt=2) for side in (before, after)]
+    assert examples(asked("a", "b"), dict(zip(("base", "sft"), several, strict=True))).shown[0].question == "b"
+    assert len(examples(asked("a", "b", "c", "d"), {"base": before}).shown) == 3, "nothing was trained"
 
 
 def test_gains_are_in_standard_deviations_of_sft():

@@ -11,8 +11,9 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
 from rlhf.data.tokenize import DialogueTokenizer
-from rlhf.evaluation.policies import PolicySamples, gains_with_intervals, measure, sample_of
+from rlhf.evaluation.policies import PolicySamples, gains_with_intervals, measure
 from rlhf.evaluation.reward_model import add_reward_models
+from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.files import remove
 from rlhf.models.adapters import lora_config, save_adapter
 from rlhf.models.loading import base_name, load_base, load_tokenizer
@@ -50,26 +51,27 @@ def begin(run: StageRun, device: torch.device, options: OnlineOptions) -> "Sessi
     telemetry = Telemetry(device)
     client = vllm.Client(options.vllm_url, partial(_server_command, run, options)) if options.vllm_url else None
     tokenizer = load_tokenizer(run.base)
-    prompts, reward_sum = _read_prompts(run, tokenizer, options)
+    prompts, reward_sum, expected = _read_prompts(run, tokenizer, options)
     run.describe(cuts={"prompts_cut": prompts.cut})
     torch.manual_seed(run.loaded.recipe.seed)
     with telemetry.phase("load"):
         shared = _load_models(run, device, options, tokenizer)
     telemetry.loaded()
     saved = _read_checkpoint(run)
-    return Session(run, device, options, telemetry, client, tokenizer, prompts, reward_sum, shared, saved)
+    return Session(run, device, options, telemetry, client, tokenizer, prompts, reward_sum, shared, saved, expected)
 
 
 def _read_prompts(
     run: StageRun, tokenizer: DialogueTokenizer, options: OnlineOptions
-) -> tuple[OnlinePrompts, RewardSum | None]:
-    """Return the prompts, and the rewards where the score is a sum of them."""
+) -> tuple[OnlinePrompts, RewardSum | None, dict[Prompt, str]]:
+    """Return the prompts, the rewards where the score is a sum of them, and what answers the first held-out prompts."""
     corpus, reward_sum = load_corpus(run, tokenizer), None
     split = corpus.prompts(run.stage)
     if options.sums_rewards:
         reward_sum = RewardSum(run.stage, options, corpus.right_answers(), tokenizer, run.path)
         split = reward_sum.usable(split)
-    return OnlinePrompts(split, tokenizer, options, run.loaded.recipe.seed), reward_sum
+    prompts = OnlinePrompts(split, tokenizer, options, run.loaded.recipe.seed)
+    return prompts, reward_sum, expected_answers(corpus, prompts.validation[:LOGGED_PROMPTS])
 
 
 def _load_models(
@@ -121,10 +123,11 @@ class Session:
         reward_sum: RewardSum | None,
         shared: SharedBase,
         saved: SavedState | None,
+        expected: dict[Prompt, str],
     ):
         self.run, self.device, self.recipe, self.options = run, device, run.loaded.recipe, options
         self.telemetry, self.tokenizer, self.shared = telemetry, tokenizer, shared
-        self.prompts, self.reward_sum, self._saved = prompts, reward_sum, saved
+        self.prompts, self.reward_sum, self._saved, self._expected = prompts, reward_sum, saved, expected
         self.rm_dir = run.parents.folder(RM)
         self.sampling = sampling_settings(options)
         self.client, self._server_is_checked = client, False
@@ -245,8 +248,9 @@ class Session:
     def _evaluate_policy(self, done: int) -> dict[str, float]:
         """Measure the policy after a step, and log some of its responses. Return the metrics."""
         self._policy_samples = self.evaluate("policy")
-        rows = zip(self.prompts.validation[:LOGGED_PROMPTS], self._policy_samples.texts, strict=False)
-        self.run.logs.samples(done, [{"prompt": self.tokenizer.prompt_text(p), "response": text} for p, text in rows])
+        policies = {self.recipe.start: self._reference_samples, self.run.stage: self._policy_samples}
+        rows = sample_rows(self.tokenizer, self.prompts.validation[:LOGGED_PROMPTS], policies, self._expected)
+        self.run.logs.samples(done, rows, self._policy_samples.texts[:LOGGED_PROMPTS])
         gains = gains_with_intervals(self._reference_samples, self._policy_samples, self.recipe.start)
         return {f"eval/{name}": value for name, value in gains.items()}
 
@@ -268,8 +272,7 @@ class Session:
         metrics = gains_with_intervals(before, after, self.recipe.start)
         metrics |= {"best_step": math.nan if best is None else best}
         metrics |= total_figures(self.reward_sum.called) if self.reward_sum else {}
-        sample = sample_of(self.tokenizer, test, before, after, run.stage, self.recipe.start)
-        return Result(metrics, self.telemetry.costs(), sample)
+        return Result(metrics, self.telemetry.costs(), examples(test, {self.recipe.start: before, run.stage: after}))
 
     def _choose_policy(self, state: TrainState) -> int | None:
         """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""

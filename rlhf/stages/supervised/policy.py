@@ -6,15 +6,16 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from peft import PeftModel
 
-from rlhf.data.corpus import Prompt
+from rlhf.data.corpus import Corpus, Prompt
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.evaluation.likelihood import scored_texts, sequence_logprobs
-from rlhf.evaluation.policies import START_TITLES, PolicySamples, heldout_sampling, measure
+from rlhf.evaluation.policies import PolicySamples, heldout_sampling, measure
+from rlhf.evaluation.samples import expected_answers, sample_rows
 from rlhf.models.adapters import new_adapter, trainable_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import STAGE_TABLE, Dialogues, Role
+from rlhf.recipe import Dialogues, Role
 from rlhf.recipe.stages import FEW_SAMPLES
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
@@ -53,7 +54,7 @@ class Measured(NamedTuple):
 
 
 def measure_against_start(
-    run: StageRun, tokenizer: DialogueTokenizer, prompts: Sequence[Prompt], device: torch.device
+    run: StageRun, tokenizer: DialogueTokenizer, corpus: Corpus, prompts: Sequence[Prompt], device: torch.device
 ) -> Measured:
     """Sample answers of a trained policy and of its start, and log the first ones."""
     recipe = run.loaded.recipe
@@ -65,9 +66,8 @@ def measure_against_start(
         measure(shared, role, tokenizer, prompts, sampling, seed=recipe.seed, with_true_reward=truth)
         for role in ("reference", "policy")
     )
-    titles = START_TITLES[recipe.start], STAGE_TABLE[run.stage].title
-    answers = zip(prompts[:FEW_SAMPLES], before.texts, after.texts, strict=False)
+    few = prompts[:FEW_SAMPLES]
     run.logs.samples(
-        0, [{"prompt": tokenizer.prompt_text(prompt), titles[0]: a, titles[1]: b} for prompt, a, b in answers]
+        0, sample_rows(tokenizer, few, {recipe.start: before, run.stage: after}, expected_answers(corpus, few))
     )
     return Measured(before, after, shared)

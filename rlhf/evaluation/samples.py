@@ -1,0 +1,107 @@
+"""Answers to held-out prompts for reading: the rows of samples.jsonl, and the few that a command shows at its end."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from rlhf.data.corpus import Corpus, Prompt
+from rlhf.data.tokenize import DialogueTokenizer
+from rlhf.evaluation.policies import PolicySamples
+from rlhf.evaluation.references import answers
+from rlhf.files import JsonObject
+from rlhf.run.outcomes import Example, Examples
+
+LabelT = TypeVar("LabelT", bound=str)  # names of policies
+SHOWN_AT = (1 / 4, 1 / 2, 3 / 4)  # of all gains, from the least to the largest
+
+
+def sample_rows(
+    tokenizer: DialogueTokenizer,
+    prompts: Sequence[Prompt],
+    samples: Mapping[LabelT, PolicySamples],
+    expected: Mapping[Prompt, str] | None = None,
+) -> list[JsonObject]:
+    """Return a row for each prompt with the answer of every policy; with several samples a numbered row for each.
+
+    `expected`: the answer that a prompt should get, where the data have one.
+    """
+    rows = []
+    copies = next(iter(samples.values())).samples_per_prompt
+    for i in range(len(prompts) * copies):
+        prompt = prompts[i // copies]
+        row: JsonObject = {"prompt": tokenizer.prompt_text(prompt)}
+        if copies > 1:
+            row["sample"] = i % copies
+        if tokenizer.template != "hh":  # only a transcript can be parsed back into messages
+            row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
+        if expected and prompt in expected:
+            row["expected"] = expected[prompt]
+        rows.append(row | {name: _answer(policy, i) for name, policy in samples.items()})
+    return rows
+
+
+def _answer(policy: PolicySamples, i: int) -> JsonObject:
+    """Return an answer of a policy with all that judges it."""
+    answer: JsonObject = {"response": policy.texts[i]}
+    answer |= {name: numbers[i].item() for name, numbers in policy.judgements.items()}
+    if policy.rewards:
+        given = {reward: values[i].item() for reward, values in policy.rewards.items()}
+        answer["rewards"] = {reward: number for reward, number in given.items() if not math.isnan(number)}
+    return answer
+
+
+def expected_answers(corpus: Corpus, prompts: Sequence[Prompt]) -> dict[Prompt, str]:
+    """Return the right answer to each prompt, or else the one that people chose, as far as the data have them."""
+    chosen = {prompt: pair[0] for prompt, pair in zip(prompts, answers(corpus, prompts, 1), strict=True) if pair}
+    return chosen | corpus.right_answers()
+
+
+def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples]) -> Examples:
+    """Return three prompts with the answers of every policy, chosen so that they are typical of the gain.
+
+    `samples` begins with the start; the gain is that of the second policy over it, in the judgement that counts most.
+    Prompts are those at a quarter, half and three quarters of all gains; of equal gains the first whose answer changed.
+    Without a judgement they are the first whose answer changed.
+    """
+    policies = list(samples.values())
+    before, after = policies[0], policies[min(1, len(policies) - 1)]
+    changed = [a != b for a, b in zip(before.texts, after.texts, strict=True)]
+    name, old, new = _judgement(before, after)
+    if new is None or old is None:
+        order = sorted(range(len(changed)), key=lambda i: (not changed[i], i))
+        chosen, rule = order[: len(SHOWN_AT)], "the first whose answer changed"
+    else:
+        gains = (new - old).tolist()
+        judged = sorted((i for i, gain in enumerate(gains) if not math.isnan(gain)), key=lambda i: gains[i])
+        chosen, rule = [], f"at a quarter, half and three quarters of the gains in {name}"
+        for share in SHOWN_AT if judged else ():
+            gain = gains[judged[int(share * len(judged))]]
+            equal = [i for i in judged if gains[i] == gain and i not in chosen]
+            chosen += sorted(equal, key=lambda i: (not changed[i], i))[:1]
+    return Examples(rule, [_example(prompts[i // before.samples_per_prompt], samples, i, name) for i in chosen])
+
+
+def _judgement(before: PolicySamples, after: PolicySamples) -> tuple[str, Tensor | None, Tensor | None]:
+    """Return the judgement that counts most, of the start's answers and the policy's: name and numbers.
+
+    It is the true reward; where it is unknown the first reward of a function, else the score.
+    """
+    names = [name for name in after.rewards if name in before.rewards]
+    if before.true_rewards is not None or not names:
+        known = before.true_rewards is not None
+        numbers = (before.true_rewards, after.true_rewards) if known else (before.scores, after.scores)
+        return ("true reward" if known else "score"), *numbers
+    return names[0].replace("_", " "), before.rewards[names[0]], after.rewards[names[0]]
+
+
+def _example(prompt: Prompt, samples: Mapping[LabelT, PolicySamples], i: int, judgement: str) -> Example:
+    """Return the last turn of the user, and each policy's answer under its name and judgement."""
+    question = next((message.content for message in reversed(prompt) if message.role == "user"), prompt[-1].content)
+    shown = {}
+    for name, policy in samples.items():
+        _, _, numbers = _judgement(policy, policy)
+        number = "" if numbers is None else f" ({judgement} {numbers[i].item():.2f})"
+        shown[name + number] = policy.texts[i]
+    return Example(question, shown)
