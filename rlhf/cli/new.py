@@ -5,9 +5,10 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, listed
+from rlhf.cli.options import Number, OneOf, StrictCommand, WholeNumber, listed
 from rlhf.new import make as new_recipe
-from rlhf.new.content import TEMPLATES, ChosenCard, NewOptions, TemplateName
+from rlhf.new.options import FIRST_MINUTES, TEMPLATES, ChosenCard, NewOptions, TemplateName
+from rlhf.plan import machine
 from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PolicyStart, root_for_new
@@ -71,6 +72,13 @@ from rlhf.terminal.wording import GB
     help="Longest prompt and response together, in tokens. [default: 1024 for a chat model, otherwise 512, and less "
     "where all rows of --data are shorter]",
 )
+@click.option(
+    "--minutes",
+    type=Number(min=1, max=100_000),
+    metavar="N",
+    help="Train as much as is projected to take so long. "
+    f"[default: {FIRST_MINUTES} on a CPU; on a card, what the data have]",
+)
 @click.option("--name", metavar="NAME", help="Name of the recipe. [default: <card>-<model>]")
 @click.option(
     "--recipe-root",
@@ -89,6 +97,7 @@ def new(
     revision: str | None,
     template: TemplateName | None,
     max_length: int | None,
+    minutes: float | None,
     name: str | None,
     root: Path | None,
 ) -> None:
@@ -108,6 +117,7 @@ def new(
         name=name,
         rewards=rewards,
         start=start,
+        minutes=minutes,
     )
     folder = root or root_for_new()
     with quiet_libraries(), Predictor() as predictor, working(f"reading {model}") as say:
@@ -122,6 +132,8 @@ def new(
         ]
         title = f"{name}: predicted memory, card {options.card.memory_gb:g} GB"
         rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)
+    for note in created.notes:
+        screen.OUT.print(note, soft_wrap=True)
     screen.OUT.print(f"written to {created.folder}; next:")
     recipe = f"--recipe {shlex.quote(str(created.folder))}"
     note = "" if created.rates else "  # hours, or why there are none"
@@ -133,18 +145,17 @@ def _show_cpu(name: str, created: new_recipe.NewRecipe, card: ChosenCard) -> Non
     """Print the predicted memory and the projected hours of a recipe for a CPU."""
     assert created.rates
     rows = [
-        (
-            stage,
-            f"{predicted.whole.peak_bytes / GB:.2f}",
-            f"{created.hours[stage]:.1f}" if stage in created.hours else "–",
-        )
+        (stage, f"{predicted.whole.peak_bytes / GB:.2f}", _minutes(created.hours.get(stage)))
         for stage, predicted in created.fit.stages.items()
     ]
-    title = f"{name}: predicted memory of {card.memory_gb:g} GB free, projected hours"
-    rows_table(title, ("stage", "peak, GB", "hours"), rows)
-    flops, bandwidth = created.rates.flops / 1e9, created.rates.bandwidth / GB
+    title = f"{name}: predicted memory of {card.memory_gb:g} GB free, projected minutes"
+    rows_table(title, ("stage", "peak, GB", "minutes"), rows)
     screen.OUT.print(
-        f"projected from rates measured here now, with {card.threads} threads: {flops:,.0f} GFLOP/s in float32 "
-        f"products, {bandwidth:.1f} GB/s in copies",
+        f"minutes: while nothing else runs, from rates measured here with {card.threads} threads: "
+        f"{machine.speed(created.rates)}",
         soft_wrap=True,
     )
+
+
+def _minutes(hours: float | None) -> str:
+    return "–" if hours is None else f"{60 * hours:.1f}"

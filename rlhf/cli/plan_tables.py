@@ -97,6 +97,8 @@ EXPLAINED = {
     "hours projected": "(from-to) rates of others; sampling assumed (docs/memory.md)",
 }
 
+OF_ANY_DEVICE = ("peak",)  # columns whose explanation holds on a CPU too
+
 
 def stage_table(plan: Plan, wide: bool) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of the table of stages: no empty ones and, if not `wide`, none of WIDE_ONLY."""
@@ -179,6 +181,8 @@ def time_lines(plan: Plan) -> list[str]:
     lines = []
     if any(planned.time for planned in plan.stages.values()):
         lines.append(f"hours: lengths of rows {plan.row_lengths}; peaks are those of the longest rows admitted")
+        if plan.speed:
+            lines.append(f"hours: while nothing else runs, from rates measured here: {plan.speed}")
     reasons = dict.fromkeys(planned.no_time for planned in plan.stages.values() if planned.no_time)
     for reason in reasons:
         stages = ", ".join(stage for stage, planned in plan.stages.items() if planned.no_time == reason)
@@ -245,7 +249,7 @@ def show(plan: Plan, as_json: bool, buying: BreakEven | None = None) -> None:
     timed = ", time" if any(column.startswith("hours") for column in shown) else ""
     rows_table(f"{name}: predicted memory in GB{timed}{card}", shown, stages, whole=True)
     on_card = any(planned.in_memory_of == "cuda" for planned in plan.stages.values())
-    for column in (column for column in shown if column in EXPLAINED and (on_card or column != "verdict")):
+    for column in (column for column in shown if column in EXPLAINED and (on_card or column in OF_ANY_DEVICE)):
         screen.OUT.print(f"{column}: {EXPLAINED[column]}", style="dim")
     for line in time_lines(plan):
         screen.OUT.print(line, style="dim")

@@ -18,10 +18,15 @@ from peakmem import cards
 from rlhf import recipe as recipes
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
-from rlhf.new.content import KNOWN_CARDS, ChosenCard, Content, NewOptions, initial_content, render
-from rlhf.new.model import describe, read_model
+from rlhf.new import budget, probe
+from rlhf.new.content import Content, initial_content, render
+from rlhf.new.data import OwnData
+from rlhf.new.model import ModelFacts, describe, read_model
+from rlhf.new.options import KNOWN_CARDS, ChosenCard, NewOptions
 from rlhf.plan import machine, prediction_file
+from rlhf.plan import plan as planning
 from rlhf.plan.fit import USABLE, Fit, fit
+from rlhf.plan.own_rows import read_rows
 from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.plan.strategies import four_bit_changes, micro_batch
 from rlhf.process.guest.host import ended_afterwards
@@ -32,6 +37,7 @@ from rlhf.recipe import (
     POLICIES,
     STAGE_TABLE,
     TRAINING_STAGES,
+    BaseSpec,
     Changes,
     PinnedRecipe,
     PolicyName,
@@ -183,8 +189,9 @@ class NewRecipe(NamedTuple):
     loaded: PinnedRecipe
     stages: tuple[StageName, ...]
     fit: Fit
-    hours: Mapping[StageName, float]  # projected, of stages that train on a CPU whose rate was measured
-    rates: cards.Rates | None
+    hours: Mapping[StageName, float]  # projected, of stages that train where their time is known
+    rates: cards.Rates | None  # measured, of a CPU
+    notes: tuple[str, ...]  # what was found out for this recipe
 
 
 def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say) -> NewRecipe:
@@ -204,12 +211,22 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
         draft = Path(folder) / target.parent.name / "v1"
         draft.mkdir(parents=True)
         loaded = _write_recipe(draft, content)
+        if found := _ask_base(options, facts, content, loaded, say):
+            content = content._replace(response_length=found.tokens, notes=(found.words,))
+            loaded = _write_recipe(draft, content)
         if options.card.is_cpu:
             fitted = search_on_cpu(predictor, loaded, stages, options.card.limit, say)
         else:
             fitted = search(predictor, loaded, facts.parameters, stages, options.card.limit, say)
         content = content.with_changed_keys(fitted.changes)
         loaded = _write_recipe(draft, content)
+        rates = None
+        if options.card.is_cpu:
+            say("measuring how fast this machine is")
+            rates = machine.rates(loaded.recipe, anew=True)
+        if options.budget is not None:
+            content = _within_budget(options, content, draft, fitted, say)
+            loaded = _write_recipe(draft, content)
         say("predicting the whole chain")
         needs = prediction_file.needs(predictor, loaded)
         table = prediction_file.needs_table(needs, options.card.memory_gb)
@@ -217,15 +234,48 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
         (draft / "README.md").write_text(readme, encoding="utf-8")
         step, _ = prediction_file.decoding_step(predictor, loaded)
         prediction_file.pin(draft, prediction_file.peaks(predictor, loaded), step, None, needs)
-        rates = hours = None
-        if options.card.is_cpu:
-            say("measuring how fast this machine is")
-            architecture = loaded.recipe.model.architecture
-            assert architecture
-            rates = machine.measure(architecture.hidden_size, architecture.intermediate_size)
-            hours = machine.projected_hours(loaded, fitted.stages, rates)
+        hours = planning.training_hours(loaded, fitted.stages, read_rows(loaded.recipe, stages))
         _place(draft, target)
-    return NewRecipe(target, recipes.load(target), stages, fitted, hours or {}, rates)
+    return NewRecipe(target, recipes.load(target), stages, fitted, hours, rates, content.notes)
+
+
+def _ask_base(
+    options: NewOptions, facts: ModelFacts, content: Content, loaded: PinnedRecipe, say: Say
+) -> probe.Probe | None:
+    """Return what the base answers, where it is asked: a small one that is here, which functions alone will reward."""
+    local = content.model.source != "hub" and facts.parameters <= probe.LARGEST
+    if not (options.card.is_cpu and local and isinstance(content.data, OwnData)) or options.has_reward_model:
+        return None
+    say(f"asking {content.model_name} {len(content.data.asked)} prompts")
+    functions = [reward_functions.find(name, "--reward") for name in options.rewards]
+    spec = BaseSpec(loaded.recipe.model, loaded.recipe.tokenizer)
+    prompt, response = content.max_prompt_length, content.response_length
+    return probe.ask(spec, facts.tokenizer, functions, content.data.asked, prompt, response)
+
+
+def _within_budget(options: NewOptions, content: Content, draft: Path, fitted: Fit, say: Say) -> Content:
+    """Return the content with as much training as the budget allows. Raises UserError where it is too little."""
+    assert options.budget is not None
+    say(f"looking for what {options.budget:g} minutes allow")
+    before = recipes.load(draft)
+    own = read_rows(before.recipe, fitted.stages)
+    if {*options.trained} - {*planning.training_hours(before, fitted.stages, own)}:
+        raise OptionError(
+            f"--minutes {options.budget:g}: the speed of {options.card.name} or the number of rows is not known; name "
+            "a card, such as 4090, or cpu, and files with --data"
+        )
+
+    def times(tried: Content) -> budget.Times:
+        loaded = _write_recipe(draft, tried)
+        whole, trained = (
+            60 * sum(planning.training_hours(loaded, fitted.stages, own, evaluated=part).values())
+            for part in (True, False)
+        )
+        return budget.Times(whole, whole - trained)
+
+    chosen = budget.within(options.budget, content, times)
+    more = (chosen.longer,) if chosen.longer else ()
+    return chosen.content._replace(notes=(*content.notes, *more))
 
 
 def _write_recipe(folder: Path, content: Content) -> PinnedRecipe:

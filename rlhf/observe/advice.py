@@ -5,6 +5,7 @@ Several keys are in the order in which to try them. "The guide" is the published
 
 from rlhf.observe.history import History
 from rlhf.recipe import GroupOptions, Ppo, Rm
+from rlhf.recipe.learning_rates import usual_rate
 
 
 def half_rate(h: History) -> dict[str, float]:
@@ -12,15 +13,18 @@ def half_rate(h: History) -> dict[str, float]:
     return {f"{h.stage}.learning_rate": h.options.learning_rate / 2}
 
 
-def double_rate(h: History) -> dict[str, float]:
-    """Return twice the learning rate, the guide's advice (2e-5 instead of 1e-5) where PPO does not converge."""
-    return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate}
+def higher_rate(h: History) -> dict[str, float]:
+    """Return the rate with which adapters on such a base begin (learning_rates.py) where the recipe's is lower.
+
+    Otherwise twice the recipe's: the guide's advice (2e-5 instead of 1e-5) where PPO does not converge.
+    """
+    now, usual = h.options.learning_rate, usual_rate(h.recipe, h.stage) or 0.0
+    return {f"{h.stage}.learning_rate": usual if usual > now else 2 * now}
 
 
-def double_rate_and_epochs(h: History) -> dict[str, float]:
-    """Return twice the learning rate and twice the epochs."""
-    epochs = {f"{h.stage}.num_train_epochs": 2 * h.supervised.num_train_epochs}
-    return {f"{h.stage}.learning_rate": 2 * h.options.learning_rate} | epochs
+def higher_rate_and_epochs(h: History) -> dict[str, float]:
+    """Return a higher rate and twice the epochs."""
+    return higher_rate(h) | {f"{h.stage}.num_train_epochs": 2 * h.supervised.num_train_epochs}
 
 
 def smaller_updates(h: History) -> dict[str, float]:
@@ -57,8 +61,7 @@ def more_entropy(h: History) -> dict[str, float]:
 
 def fit_more(h: History) -> dict[str, float]:
     """Return keys for a reward model that has learned too little."""
-    rm = h.recipe.options(Rm, h.stage)
-    return {f"{h.stage}.num_train_epochs": 2 * rm.num_train_epochs, f"{h.stage}.learning_rate": 2 * rm.learning_rate}
+    return {f"{h.stage}.num_train_epochs": 2 * h.supervised.num_train_epochs} | higher_rate(h)
 
 
 def fit_less(h: History) -> dict[str, float]:

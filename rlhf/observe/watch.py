@@ -45,7 +45,7 @@ CHECKS = (
         "flat_loss",
         checks.find_flat_loss,
         "The learning rate is too low, or the data teach nothing",
-        advice.double_rate_and_epochs,
+        advice.higher_rate_and_epochs,
         checks.MANY,
     ),
     Check("rising_loss", checks.find_rising_loss, "The learning rate is too high", advice.half_rate, 2 * FEW),
@@ -53,7 +53,7 @@ CHECKS = (
         "flat_reward",
         checks.find_flat_reward,
         "The learning rate is too low, or the reward model scores what the policy cannot change",
-        advice.double_rate,
+        advice.higher_rate,
         checks.MANY,
     ),
     Check(
@@ -74,7 +74,7 @@ CHECKS = (
         "chance",
         checks.find_chance,
         "The pairs carry no preference, or labels are wrong: look at them",
-        advice.double_rate_and_epochs,
+        advice.higher_rate_and_epochs,
         checks.MANY,
     ),
     Check(

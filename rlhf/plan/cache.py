@@ -1,4 +1,4 @@
-"""Answers of earlier rehearsals, on disk."""
+"""Answers of earlier rehearsals, and rates of this machine, on disk."""
 
 import functools
 from pathlib import Path
@@ -23,7 +23,7 @@ from rlhf.run.packages import hash_of_modules, package_version
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 NOT_REHEARSED = ("cli", "commands", "plan", "rating", "report")  # parts of rlhf; of `plan`, a rehearsal runs some
-Answer = TypeVar("Answer", RehearsedStage, RehearsedStep, RehearsedPasses)
+Answer = TypeVar("Answer", RehearsedStage, RehearsedStep, RehearsedPasses, cards.Rates)
 
 
 def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:

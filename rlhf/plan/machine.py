@@ -2,22 +2,26 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import psutil
+from pydantic import TypeAdapter
 
 from peakmem import cards
-from rlhf.plan.own_rows import read_rows
-from rlhf.plan.phases import PredictedStage
-from rlhf.plan.projection import SECONDS_PER_HOUR, stage_work
+from rlhf import recipe as recipes
+from rlhf.files import cache_root
+from rlhf.plan import cache
 from rlhf.process import memory
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName
+from rlhf.recipe import Recipe, StageName
+from rlhf.run.packages import package_version
+from rlhf.terminal.wording import GB
 
 # Bytes of a process beside tensors. Whole stages of cpu-tiny v1 with one row at a time had 0.54 to 0.66 GB resident at
 # their peak, measured by getrusage (2026-11-27).
 LIBRARIES = 1_000_000_000
 SECONDS = 1.0  # that each rate is measured for
 COPIED = 128 * 2**20  # bytes: more than a processor's cache
+RATES = TypeAdapter(cards.Rates)
 
 
 def free_bytes(processes: int = 1) -> int:
@@ -36,47 +40,57 @@ def threads() -> int:
     return min(cores or allowed, allowed)
 
 
-def measure(width: int, inner: int) -> cards.Rates:
-    """Return the rates of products of 512 rows with a matrix (width, inner), and of copies, on `threads()` threads."""
+def rates(recipe: Recipe, anew: bool = False) -> cards.Rates:
+    """Return what this machine does in a second for a recipe on a CPU: measured at the first call, or `anew`, and kept.
+
+    The recipe has an architecture. They are kept beside predictions, for this processor and these threads.
+    """
+    from rlhf.observe.device import cpu_model  # imports torch
+
+    shape, many = recipe.model.architecture, recipe.hardware.threads or threads()
+    assert shape
+    inner = shape.intermediate_size or shape.hidden_size
+    key = recipes.content_hash([cpu_model(), many, shape.hidden_size, inner, package_version("torch")])
+    file = cache_root() / "rates" / f"{key[:32]}.json"
+    known = None if anew else cache.read(file, RATES)
+    if known is None:
+        known = measure(shape.hidden_size, inner, many)
+        cache.write(file, RATES, known)
+    return known
+
+
+def speed(measured: cards.Rates) -> str:
+    """Return rates of this machine in words."""
+    return f"{measured.flops / 1e9:.3g} GFLOP/s in float32 products, {measured.bandwidth / GB:.3g} GB/s in copies"
+
+
+def measure(width: int, inner: int, many: int) -> cards.Rates:
+    """Return the rates of products of 512 rows with a matrix (width, inner), and of copies, on so many threads.
+
+    They are those of a machine without other work: CPU time is what counts.
+    """
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(threads())
+    torch.set_num_threads(many)
     try:
         rows, matrix = torch.randn(512, width), torch.randn(width, inner)
         source = torch.zeros(COPIED, dtype=torch.uint8)
         target = torch.empty_like(source)
-        products = 2 * 512 * width * inner / _seconds(lambda: rows @ matrix)
-        return cards.Rates(products, 2 * COPIED / _seconds(lambda: target.copy_(source)), "measured, in float32")
+        products = 2 * 512 * width * inner / _seconds(lambda: rows @ matrix, many)
+        copied = 2 * COPIED / _seconds(lambda: target.copy_(source), many)
+        return cards.Rates(products, copied, "measured, in float32")
     finally:
         torch.set_num_threads(before)
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """Return the median time of repeated work; the first time does not count."""
+def _seconds(work: Callable[[], object], many: int) -> float:
+    """Return the median CPU time of repeated work, divided by its threads; the first time does not count."""
     work()
     end = time.perf_counter() + SECONDS
     times: list[float] = []
     while not times or time.perf_counter() < end:
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2]
-
-
-def projected_hours(
-    loaded: PinnedRecipe, stages: Mapping[StageName, PredictedStage], rates: cards.Rates
-) -> dict[StageName, float]:
-    """Return the projected hours of stages: their products and what they move, one after the other at these rates.
-
-    Stages that do not train are left out, and those whose number of rows is not known.
-    """
-    own = read_rows(loaded.recipe, list(stages))
-    rows = own.stages if own else {}
-    hours = {}
-    for stage, predicted in stages.items():
-        work = stage_work(loaded.recipe, stage, predicted, rows.get(stage) if stage in TRAINING_STAGES else None)
-        if work is not None:
-            seconds = sum(rates.seconds(work.flops, work.moved + work.decoded_bytes))
-            hours[stage] = seconds / SECONDS_PER_HOUR
-    return hours
+        times.append(time.process_time() - start)
+    return sorted(times)[len(times) // 2] / many

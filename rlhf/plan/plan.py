@@ -100,6 +100,7 @@ class Plan:
     row_lengths: str = ""  # where the lengths of rows come from, in words
     free_bytes: int | None = None  # for a recipe on a CPU, with what decides it in words
     free_words: str = ""
+    speed: str = ""  # of this machine, in words
 
     def as_json(self) -> JsonObject:
         """Return the plan as JSON's types."""
@@ -144,7 +145,8 @@ def plan_of(
 ) -> Plan:
     """Return the plan that follows from predictions; `step` is a decoding step of the rollout by role."""
     hardware, rollout = loaded.recipe.hardware, loaded.recipe.rollout_stage()
-    free = memory.free() if hardware.device == "cpu" else None
+    on_cpu = hardware.device == "cpu"
+    free, measured = (memory.free(), rates_of(loaded.recipe)) if on_cpu else (None, None)
     planned = {
         stage: _stage(loaded, stage, of_stage, price, step if stage == rollout else None, own, free)
         for stage, of_stage in predicted.items()
@@ -157,11 +159,12 @@ def plan_of(
         card_bytes=None if hardware.memory_gb is None else round(hardware.memory_gb * GB),
         cards=hardware.count,
         price_per_hour=price,
-        projection=projection.basis(),
+        projection=measured._asdict() if measured else projection.basis(),
         stages=planned,
         row_lengths=_row_lengths(loaded.recipe, own),
         free_bytes=free.size if free else None,
         free_words=free.words if free else "",
+        speed=machine.speed(measured) if measured else "",
     )
 
 
@@ -171,19 +174,24 @@ def hours_before_and_after(predictor: Predictor, loaded: PinnedRecipe, fits: Fit
     None where the hours of a stage are not known. Raises what `make_plan` raises.
     """
     training = [stage for stage in fits.stages if stage in TRAINING_STAGES]
-    if not training or cards.rates_of(loaded.recipe.hardware.name) is None:
+    if not training:
         return None
     own = read_rows(loaded.recipe, fits.stages)
     if any(_no_time(loaded.recipe, stage, own) for stage in training):
         return None
-
-    def hours(of: PinnedRecipe, predicted: Mapping[StageName, PredictedStage]) -> float:
-        rows = own.stages if own else {}
-        times = [_time(of, stage, predicted[stage], None, rows.get(stage)) for stage in training]
-        return sum(time.projected_hours for time in times if time)
-
     before: dict[StageName, PredictedStage] = {stage: predictor.predict(loaded, stage) for stage in training}
-    return hours(loaded, before), hours(loaded.with_changes(fits.changes), fits.stages)
+    after = training_hours(loaded.with_changes(fits.changes), fits.stages, own)
+    return sum(training_hours(loaded, before, own).values()), sum(after.values())
+
+
+def training_hours(
+    loaded: PinnedRecipe, predicted: Mapping[StageName, PredictedStage], own: OwnRows | None, evaluated: bool = True
+) -> dict[StageName, float]:
+    """Return the projected hours of those stages that train and whose hours are known; see `projection.stage_work`."""
+    rows = own.stages if own else {}
+    training = [stage for stage in TRAINING_STAGES if stage in predicted and not _no_time(loaded.recipe, stage, own)]
+    times = {stage: _time(loaded, stage, predicted[stage], None, rows.get(stage), evaluated) for stage in training}
+    return {stage: time.projected_hours for stage, time in times.items() if time}
 
 
 def card_bytes(loaded: PinnedRecipe) -> int:
@@ -246,11 +254,18 @@ def _phase(phase: PredictedPhase) -> PlannedPhase:
     return PlannedPhase(phase.peak_bytes, phase.reserved_bytes, phase.needed_bytes, phase.paged_bytes, phase.components)
 
 
+def rates_of(recipe: Recipe) -> cards.Rates | None:
+    """Return what the recipe's hardware does in a second: its card by name, or this machine, measured."""
+    if recipe.hardware.device != "cpu":
+        return cards.rates_of(recipe.hardware.name)
+    return machine.rates(recipe) if recipe.model.architecture else None
+
+
 def _no_time(recipe: Recipe, stage: StageName, own: OwnRows | None) -> str | None:
     """Return why hours of a stage are not projected; None where they are, and for a stage that does not train."""
     if stage not in TRAINING_STAGES:
         return None
-    if cards.rates_of(recipe.hardware.name) is None:
+    if rates_of(recipe) is None:
         return f"the speed of {recipe.hardware.name} is not known"
     if own and stage in own.lacking:
         return own.lacking[stage]
@@ -272,16 +287,21 @@ def _row_lengths(recipe: Recipe, own: OwnRows | None) -> str:
 
 
 def _time(
-    loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, price: float | None, rows: Rows | None
+    loaded: PinnedRecipe,
+    stage: StageName,
+    predicted: PredictedStage,
+    price: float | None,
+    rows: Rows | None,
+    evaluated: bool = True,
 ) -> StageTime | None:
     """Return the hours and dollars of a stage; None where rates of the card or the number of rows are not known."""
     recipe = loaded.recipe
-    rates, processes = cards.rates_of(recipe.hardware.name), recipe.processes(stage)
+    rates, processes = rates_of(recipe), recipe.processes(stage)
     of_rank = rows.of_rank(processes) if rows else None
-    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted, of_rank)
+    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted, of_rank, evaluated)
     if not rates or not work:
         return None
-    seconds, low, high = work.projected(rates)
+    seconds, low, high = work.on_cpu(rates) if recipe.hardware.device == "cpu" else work.projected(rates)
     between_ranks = None
     if processes > 1 and rates.link and stage in TRAINING_STAGES:
         with suppress(PredictionError):  # of a model whose layers are not known

@@ -121,6 +121,11 @@ class StageWork(NamedTuple):
         """Return seconds at the card's nominal rates, with nothing moved but what decoding reads."""
         return sum(card.seconds(self.flops, self.decoded_bytes))
 
+    def on_cpu(self, measured: cards.Rates) -> Projected:
+        """Return seconds at the rates that this machine was measured to reach, with the factors of cards."""
+        seconds = step_seconds(self.flops, self.moved + self.decoded_bytes, 0, measured)
+        return Projected(seconds, *(factor * seconds for factor in SPREAD))
+
     def projected(self, card: cards.Rates) -> Projected:
         """Return seconds at the calibrated rates; decoding at a share of the bandwidth that is assumed."""
         computing = sum(phase.seconds(card) for phase in self.phases)
@@ -142,11 +147,11 @@ def step_seconds(
 
 
 def stage_work(
-    recipe: Recipe, stage: StageName, predicted: PredictedStage, rows: Rows | None = None
+    recipe: Recipe, stage: StageName, predicted: PredictedStage, rows: Rows | None = None, evaluated: bool = True
 ) -> StageWork | None:
     """Return the work of a whole stage; None if it does not train, or the number of rows is not known.
 
-    `rows` are those of the recipe's own files, where they were read.
+    `rows` are those of the recipe's own files, where they were read. Unless `evaluated`, without its evaluations.
     """
     if stage not in TRAINING_STAGES or (steps := optimizer_steps(recipe, stage, rows)) is None:
         return None
@@ -156,9 +161,10 @@ def stage_work(
     if any(name.endswith("decode") for name in predicted.phases):
         longest = (recipe.evaluate if isinstance(options, Dialogues) else options).max_prompt_length
         step = decoding_step_bytes(recipe, stage, mean_prompt(recipe, longest, rows), predicted, rows)
-        decoded = _decoding_steps(recipe, stage, rows) * step
+        decoded = _decoding_steps(recipe, stage, rows, evaluated) * step
     repeated = [(name, predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
-    repeated += [("evaluate", work, n) for work, n in _evaluations(recipe, stage, predicted, rows)]
+    if evaluated:
+        repeated += [("evaluate", work, n) for work, n in _evaluations(recipe, stage, predicted, rows)]
     phases = []
     for name, work, n in repeated:
         share = share_of_longest(recipe, stage, name, rows)  # of the tokens with which the work was rehearsed
@@ -217,15 +223,17 @@ def _evaluations(
     return [(work["evaluate"] - decode, done / rehearsed)]
 
 
-def _decoding_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
-    """Return the decoding steps of a whole stage, those of its evaluations included."""
+def _decoding_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None, evaluated: bool) -> int:
+    """Return the decoding steps of a whole stage, if `evaluated` with those of its evaluations."""
     options, sampling = recipe.training_section(stage), recipe.evaluate
     if isinstance(options, Dialogues):
-        batches = 2 * math.ceil(_sampled_prompts(recipe, stage, rows) / sampling.batch_size)
+        batches = evaluated * 2 * math.ceil(_sampled_prompts(recipe, stage, rows) / sampling.batch_size)
         return batches * (sampling.response_length - 1)
     evaluations = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
     batches = (options.steps + _norm_batches(options)) * math.ceil(options.batch_size / options.rollout_batch_size)
-    batches += evaluations * math.ceil(_heldout(options.max_eval_samples, rows) / options.rollout_batch_size)
+    batches += (
+        evaluated * evaluations * math.ceil(_heldout(options.max_eval_samples, rows) / options.rollout_batch_size)
+    )
     return batches * (options.response_length - 1)
 
 

@@ -15,8 +15,8 @@ from rlhf.errors import OptionError, UserError
 from rlhf.new import content as new_content
 from rlhf.new import make as new
 from rlhf.new import model as new_model
-from rlhf.new.content import NewOptions
 from rlhf.new.make import card_of
+from rlhf.new.options import NewOptions
 from rlhf.plan import fit, machine
 from rlhf.plan.phases import PredictedStage
 from rlhf.process.cuda import CONTEXT_BYTES

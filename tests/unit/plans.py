@@ -69,6 +69,7 @@ def sft_recipe(**changes) -> PinnedRecipe:
         "sft.gradient_accumulation_steps": 2,
         "sft.max_eval_samples": 32,
         "hardware.name": "4090",
+        "hardware.device": "cuda",
     }
     return recipe.load(RECIPE, base | {f"sft.{key}": value for key, value in changes.items()})
 

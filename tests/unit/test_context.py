@@ -11,9 +11,10 @@ from rlhf.errors import OptionError, UserError
 from rlhf.models.architecture import config_of
 from rlhf.models.loading import load_base
 from rlhf.models.support import check_lengths
-from rlhf.new.content import NewOptions, initial_content
+from rlhf.new.content import initial_content
 from rlhf.new.make import card_of
 from rlhf.new.model import describe, read_model
+from rlhf.new.options import NewOptions
 from rlhf.recipe import Architecture, shape
 from rlhf.recipe.context import context_length
 from rlhf.run.directory import StageRun

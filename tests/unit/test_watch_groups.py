@@ -172,3 +172,12 @@ def test_a_check_sees_something_from_its_number_of_rows_on(check):
     assert check.seen(history) is not None
     assert check.name in watch.unused_checks(stage, check.rows - 1)
     assert check.name not in watch.unused_checks(stage, check.rows)
+
+
+@pytest.mark.parametrize(("width", "rate", "advised"), [(576, 1e-5, 3e-4), (576, 3e-4, 6e-4), (64, 1e-4, 2e-3)])
+def test_a_higher_rate_is_the_one_with_which_adapters_of_this_width_begin(width, rate, advised):
+    """The rates of the released cpu-smollm2-sums and cpu-tiny-sums; beyond them the guide's advice, twice the rate."""
+    loaded = grouped("grpo")
+    changes = {"grpo.learning_rate": rate, "model.architecture.hidden_size": width}
+    advice_given = advice.higher_rate(History(loaded.with_changes(changes).recipe, "grpo"))
+    assert advice_given == {"grpo.learning_rate": pytest.approx(advised)}

@@ -1,0 +1,154 @@
+"""The data of a new recipe: a pinned set of the hub, or files of rows that its stages and rewards can use."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.data import formats
+from rlhf.data.corpus import JUDGED
+from rlhf.data.formats import ParsedRows
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.errors import OptionError, UserError, no_such
+from rlhf.new.options import NewOptions
+from rlhf.plan.own_rows import SAMPLE, UNCUT
+from rlhf.recipe import MODEL_REWARD, ONLINE
+from rlhf.recipe.stages import SFT, STAGE_TABLE
+from rlhf.stages.online import reward_functions
+from rlhf.stages.online.reward_call import RewardFunction
+
+if TYPE_CHECKING:
+    from rlhf.data.tokenize import DialogueTokenizer
+
+ASKED = 32  # prompts that are kept to ask a base
+SHORTEST = 128  # tokens of a sequence: a policy may say more than the rows
+
+
+class DataSet(NamedTuple):
+    """A preference set of the hub at a pinned commit."""
+
+    name: str
+    revision: str
+    split: str | None
+    format: str
+    licence: str
+    words: str
+    files: tuple[str, ...] = ()
+
+
+class Asked(NamedTuple):
+    """A prompt, and the right answer to it where there is one."""
+
+    prompt: tuple[Message, ...]
+    answer: str | None
+
+
+class OwnData(NamedTuple):
+    """Files of rows; in sequences of `longest` tokens all pairs fit, as far as they were counted."""
+
+    files: tuple[str, ...]
+    pairs: int
+    prompts: int  # distinct ones, with or without answers
+    longest: int | None  # None where no answers tell how long responses may be
+    longest_prompt: int  # tokens of the longest prompt, as far as they were counted
+    asked: tuple[Asked, ...]  # some prompts
+
+    @property
+    def words(self) -> str:
+        """Return in words how many rows there are: `200 prompts`."""
+        return f"{self.pairs:,} preference pairs" if self.pairs else f"{self.prompts:,} prompts"
+
+
+DATA_SETS = {
+    "hh": DataSet(
+        "Anthropic/hh-rlhf",
+        "09be8c5bbc57cb3887f3a9732ad6aa7ec602a1fa",
+        None,
+        "hh",
+        "MIT",
+        "dialogues whose better answer people chose",
+    ),
+    "ultrafeedback": DataSet(
+        "HuggingFaceH4/ultrafeedback_binarized",
+        "3949bf5f8c17c394422ccfab0c31ea9c20bdeb85",
+        "train_prefs",
+        "preference",
+        "MIT",
+        "instructions with answers of several models; GPT-4 rated one of them higher",
+    ),
+}
+
+
+def read_data(options: NewOptions, names: tuple[str, ...], tokenizer: "DialogueTokenizer") -> DataSet | OwnData:
+    """Return the data that --data names: files that can be read, or a pinned set. Raises OptionError, UserError.
+
+    The rows must be those that the stages and the rewards need.
+    """
+    functions = [reward_functions.find(name, "--reward") for name in options.rewards if name != MODEL_REWARD]
+    comparing = [function for function in functions if function.needs_answer]
+    if len(names) == 1 and names[0] in DATA_SETS:
+        if comparing:
+            raise OptionError(f"--reward {comparing[0].name} needs right answers: name a file of them with --data")
+        return DATA_SETS[names[0]]
+    for file in names:
+        if not Path(file).exists():
+            way_out = f"{' or '.join(DATA_SETS)} names a set of the hub"
+            raise OptionError(no_such("file", f"--data {file or repr('')}", way_out))
+    files = tuple(str(Path(file).resolve()) for file in names)
+    rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE)
+    _check_kinds(options, names[0], rows)
+    _check_answers(comparing, names[0], rows)
+    asked = {row.prompt: _answer(row) for row in rows.rows if not isinstance(row, Document)}
+    sample = random.Random(0).sample(sorted(asked, key=repr), min(SAMPLE, len(asked)))
+    ids, _ = tokenizer.encode_prompts(sample, UNCUT)
+    return OwnData(
+        files,
+        len(rows.pairs),
+        len(asked),
+        _longest(rows.pairs, tokenizer) if rows.pairs else None,
+        max(map(len, ids)),
+        tuple(Asked(prompt, asked[prompt]) for prompt in sample[:ASKED]),
+    )
+
+
+def _answer(row: Example | PreferencePair | PromptOnly) -> str | None:
+    return None if isinstance(row, PreferencePair) else row.right_answer
+
+
+def _check_kinds(options: NewOptions, file: str, rows: ParsedRows) -> None:
+    """Raise UserError where a stage has no rows that it could learn from."""
+    on_pairs = [STAGE_TABLE[stage].title for stage in options.stages if STAGE_TABLE[stage].rows == "pairs"]
+    needing = ["the reward model"] * options.has_reward_model + on_pairs
+    if needing and not rows.pairs:
+        functions_may = options.has_reward_model and not options.rewards and not {*ONLINE}.isdisjoint(options.stages)
+        instead = "; --reward NAME, a function, needs none" if functions_may else ""
+        raise UserError(f"--data {file}: no preference pairs, which {needing[0]} needs{instead} (docs/data.md)")
+    judged = [STAGE_TABLE[stage].title for stage in options.stages if STAGE_TABLE[stage].rows == "judged"]
+    if judged and not (rows.pairs or any(example.good is not None for example in rows.examples)):
+        raise UserError(f"--data {file}: no {JUDGED}, which {judged[0]} needs (docs/data.md)")
+    if options.policy_start == SFT and not (rows.pairs or any(example.good is not False for example in rows.examples)):
+        raise UserError(f"--data {file}: no responses, which SFT needs: --start base leaves it out (docs/data.md)")
+    if not (rows.pairs or rows.examples or rows.bare_prompts):
+        raise UserError(f"--data {file}: no prompts there (docs/data.md)")
+
+
+def _check_answers(comparing: Sequence[RewardFunction], file: str, rows: ParsedRows) -> None:
+    """Raise UserError where a reward has no right answers to compare with, or one that no response can match."""
+    judged: list[Example | PromptOnly] = [*rows.examples, *rows.bare_prompts]
+    answers = [(row.source, row.right_answer) for row in judged if row.right_answer is not None]
+    for function in comparing:
+        if not answers:
+            wanted = '{"prompt", "answer"} (docs/data.md)'
+            raise UserError(f"--data {file}: no right answers, which --reward {function.name} needs: rows of {wanted}")
+        for (source, _), fault in zip(answers, function.answer_faults([a for _, a in answers]), strict=True):
+            if fault is not None:
+                raise UserError(f"{source}: --reward {function.name} cannot compare with its answer: it {fault}")
+
+
+def _longest(pairs: Sequence[PreferencePair], tokenizer: "DialogueTokenizer") -> int:
+    """Return the tokens of a sequence, one half of which holds each prompt and the other one each answer."""
+    sample = random.Random(0).sample(pairs, min(SAMPLE, len(pairs)))
+    rows = [(pair.prompt, answer) for pair in sample for answer in (pair.chosen, pair.rejected)]
+    encoded, _ = tokenizer.encode(rows, UNCUT, UNCUT)
+    half = max((len(ids) for row in encoded if row for ids in row), default=UNCUT)
+    return max(SHORTEST, -(-2 * half // 64) * 64)

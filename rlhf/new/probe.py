@@ -1,0 +1,79 @@
+"""What the base answers before anything is trained: how long responses have to be, and how often they are rewarded."""
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.new.data import Asked
+from rlhf.recipe import BaseSpec
+from rlhf.stages.online.reward_call import RewardFunction
+
+if TYPE_CHECKING:
+    from rlhf.data.tokenize import DialogueTokenizer
+
+LARGEST = 500e6  # parameters of a base that is asked: it takes seconds
+SHORTEST = 16  # tokens of a response
+
+
+class Probe(NamedTuple):
+    """Rewards of a base's responses by the tokens to which they were cut; the length that is enough."""
+
+    rewards: dict[int, float]
+    prompts: int
+
+    @property
+    def tokens(self) -> int:
+        """Return the fewest tokens with which the base gets half of what it gets with any number of them.
+
+        The time of a step grows with them, and what is learned first is to answer within them.
+        """
+        best = max(self.rewards.values())
+        return min(tokens for tokens, reward in self.rewards.items() if reward >= best - abs(best) / 2)
+
+    @property
+    def words(self) -> str:
+        """Return in words what was seen."""
+        found = ", ".join(f"{reward:.2g} in {tokens} tokens" for tokens, reward in self.rewards.items())
+        nothing = "; nothing is learned where no response is ever rewarded" if not any(self.rewards.values()) else ""
+        return f"the base was asked {self.prompts} prompts, and its mean reward was {found}{nothing}"
+
+
+def ask(
+    spec: BaseSpec,
+    tokenizer: "DialogueTokenizer",
+    functions: Sequence[RewardFunction],
+    asked: Sequence[Asked],
+    prompt_tokens: int,
+    most: int,
+) -> Probe:
+    """Return what the base gets for responses of up to `most` tokens, also cut to half of them, a quarter, and so on.
+
+    Raises what loading the base raises, and UserError where a function fails.
+    """
+    import torch
+
+    from rlhf.models.loading import load_base
+    from rlhf.rollout.decoding import Sampling
+    from rlhf.rollout.engine import sample
+
+    base = load_base(spec, torch.device("cpu"))
+    prompts, _ = tokenizer.encode_prompts([each.prompt for each in asked], prompt_tokens)
+    texts, answers = [tokenizer.prompt_text(each.prompt) for each in asked], [each.answer for each in asked]
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        responses = sample(base, prompts, tokenizer, Sampling(prompt_tokens, most, 1.0, len(asked))).response_ids
+    rewards = {}
+    for tokens in _lengths(most):
+        cut = [[i for i in ids[:tokens] if i != tokenizer.eos_id] for ids in responses]
+        completions = [tokenizer.decode(ids) for ids in cut]
+        numbers = [function(texts, completions, answers, cut, 0) for function in functions]
+        rewards[tokens] = mean(sum(number or 0.0 for number in of_one) for of_one in zip(*numbers, strict=True))
+    return Probe(rewards, len(asked))
+
+
+def _lengths(most: int) -> list[int]:
+    """Return numbers of tokens from SHORTEST on, each twice the one before, and `most`."""
+    lengths = [min(SHORTEST, most)]
+    while lengths[-1] < most:
+        lengths.append(min(2 * lengths[-1], most))
+    return lengths
