@@ -1,7 +1,19 @@
 """Reference implementations of kernels that only a card has, by their documentation."""
 
+import pytest
 import torch
 from torch import Tensor
+
+from rlhf.models import flash
+from rlhf.models.lean import packed
+
+
+def join_rows(patch: pytest.MonkeyPatch) -> None:
+    """Let the lean trunk join rows on a CPU as on a card, also in float32."""
+    patch.setitem(packed.PACKS_BY_DEVICE, "cpu", True)
+    patch.setattr(flash, "DTYPES", (torch.float32, torch.bfloat16))
+    patch.setattr(packed, "kernel_works", lambda *_: True)
+    patch.setattr(packed, "flash_attention", flash_attention)
 
 
 def flash_attention(

@@ -22,6 +22,7 @@ from rlhf.stages import groups
 from rlhf.stages.groups import Batch, Learner, ScoredRollout, batch_metrics, make_batch
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import read_state
+from tests import kernels
 from tests.helpers import beside, grouped, noted, run_stages
 from tests.invariants.group_learner import REWARDS, assert_same, new_learner
 from tests.rollouts import grouped_rollout, mean_entropy
@@ -61,9 +62,14 @@ def updated(learner: Learner, responses: ScoredRollout) -> tuple[Tensor, dict[st
     return torch.cat([p.detach().flatten() for p in learner.state.parameters("policy")]), stats, batch
 
 
-@pytest.mark.parametrize("stage", ["rloo", "grpo"])
-def test_the_lean_trunk_changes_rounding_only(run, rollout, stage):
-    """Also where it computes the prompt of each group once, in micro-batches that cut a group."""
+@pytest.mark.parametrize(("stage", "joined"), [("rloo", False), ("grpo", False), ("grpo", True)])
+def test_the_lean_trunk_changes_rounding_only(run, rollout, stage, joined, monkeypatch):
+    """Also where it computes the prompt of each group once, in micro-batches that cut a group.
+
+    `joined`: rows without padding, as on a card.
+    """
+    if joined:
+        kernels.join_rows(monkeypatch)
     a, stats, _ = updated(new_learner(run, stage), scored(rollout))
     prompt_numbers = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     for responses, size in ((rollout, 4), (replace(rollout, prompt_numbers=prompt_numbers), 3)):

@@ -20,6 +20,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 from rlhf.stages.supervised.forward import IGNORED, LabelStatistics
+from tests import kernels
 from tests.helpers import beside, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
@@ -47,16 +48,16 @@ def calls(monkeypatch) -> Counter[str]:
         return hidden(self, role, *arguments)
 
     def counted_responses(self: LeanTrunk, role: str, rollout: Rollout) -> torch.Tensor:
-        calls[role] += rollout.prompt_numbers is not None  # otherwise `hidden` is called
+        calls[role] += self.packs or rollout.prompt_numbers is not None  # otherwise `hidden` is called
         return responses(self, role, rollout)
 
     def counted_lower(self: LeanTrunk, ids: torch.Tensor) -> torch.Tensor:
         calls["lower"] += 1
         return lower(self, ids)
 
-    def counted_run(self: TrunkDecoding) -> list[torch.Tensor]:
+    def counted_run(self: TrunkDecoding, *arguments: Any) -> list[torch.Tensor]:
         calls["decoding"] += 1
-        return run(self)
+        return run(self, *arguments)
 
     monkeypatch.setattr(LeanTrunk, "hidden", counted)
     monkeypatch.setattr(LeanTrunk, "response_hidden", counted_responses)
@@ -75,9 +76,17 @@ def calls(monkeypatch) -> Counter[str]:
         ("dpo", 1, False, {"dpo__loss_type": "sigmoid_norm", "dpo__sft_weight": 0.3}),
         ("dpo", 1, False, {"dpo__loss_type": "ipo"}),
         ("dpo", 1, False, {"dpo__label_smoothing": 0.2}),
+        ("sft", 1, True, {"joined": True}),
+        ("dpo", 1, False, {"joined": True}),
     ],
 )
-def test_the_lean_trunk_changes_rounding_only(trained, tmp_path, calls, stage, accumulated, recomputed, more):
+def test_the_lean_trunk_changes_rounding_only(
+    trained, tmp_path, calls, stage, accumulated, recomputed, more, monkeypatch
+):
+    """`joined`: rows without padding, as on a card."""
+    more = dict(more)
+    if more.pop("joined", False):
+        kernels.join_rows(monkeypatch)
     results: dict[str, dict[str, torch.Tensor]] = {}
     logged: dict[str, list[Mapping[str, float | None]]] = {}
     for trunk in ("library", "lean"):

@@ -32,6 +32,7 @@ from rlhf.stages.online.role_passes import ScoreNorm, measure_score_norm
 from rlhf.stages.online.session import sampling_settings
 from rlhf.stages.online.train_state import APPROX_KL, read_state
 from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch, new_critic
+from tests import kernels
 from tests.helpers import not_none, noted, small
 from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
 from tests.rollouts import made_up_rollout, mean_entropy
@@ -127,9 +128,14 @@ def test_an_update_computes_each_layer_twice_with_checkpointing_and_else_once(ru
     assert calls == dict.fromkeys(range(len(layers)), times * learner.options.num_mini_batches)
 
 
-@pytest.mark.parametrize("kind", ["head", "adapter"])
-def test_the_lean_trunk_changes_rounding_only(run, rollout, kind):
-    """Values of all roles, and weights after four optimizer steps: merged weights follow each step."""
+@pytest.mark.parametrize(("kind", "joined"), [("head", False), ("adapter", False), ("adapter", True)])
+def test_the_lean_trunk_changes_rounding_only(run, rollout, kind, joined, monkeypatch):
+    """Values of all roles, and weights after four optimizer steps: merged weights follow each step.
+
+    `joined`: rows without padding, as on a card.
+    """
+    if joined:
+        kernels.join_rows(monkeypatch)
     passes: dict[str, Any] = {"num_ppo_epochs": 2, "num_mini_batches": 2}
     a, stats, batch = updated(run, rollout, kind, **passes)
     b, lean_stats, lean_batch = updated(run, rollout, kind, lean=True, **passes)

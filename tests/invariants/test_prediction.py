@@ -313,8 +313,8 @@ def test_two_caches_at_once_raise_the_rollout(two, monkeypatch):
     kept: collections.deque[Any] = collections.deque(maxlen=1)
     run = LibraryDecoding.run
 
-    def keeping(self) -> list[torch.Tensor]:
-        tokens = run(self)
+    def keeping(self, done) -> list[torch.Tensor]:
+        tokens = run(self, done)
         kept.append([(layer.keys, layer.values) for layer in self.layers])
         return tokens
 
@@ -535,16 +535,16 @@ WIDE = {"model.architecture.hidden_size": 1024, "model.architecture.intermediate
 
 
 @pytest.fixture(scope="module")
-def wide() -> Callable[[StageName], tuple[PinnedRecipe, RehearsalsAtDepths, Rehearsals, dict[str, Peak]]]:
+def wide() -> Callable[[StageName, str], tuple[PinnedRecipe, RehearsalsAtDepths, Rehearsals, dict[str, Peak]]]:
     """A recipe of ten layers on a card, a rehearsal at two and four of them, one of all ten, and its peaks."""
     pytest.importorskip("bitsandbytes")
     changes: dict[str, Any] = {key.replace(".", "__"): value for key, value in NF4.items()}
-    loaded = recipe.load(RECIPE, tiny(10, **changes).overrides | WIDE)
 
     @functools.cache
     def rehearsed_at_each_depth(
-        stage: StageName,
+        stage: StageName, trunk: str
     ) -> tuple[PinnedRecipe, RehearsalsAtDepths, Rehearsals, dict[str, Peak]]:
+        loaded = recipe.load(RECIPE, tiny(10, **changes).overrides | WIDE | {"hardware.trunk": trunk})
         whole = Rehearsals(None)
         return loaded, RehearsalsAtDepths(), whole, whole(loaded, stage)
 
@@ -552,14 +552,14 @@ def wide() -> Callable[[StageName], tuple[PinnedRecipe, RehearsalsAtDepths, Rehe
 
 
 @pytest.mark.parametrize("expandable", [True, False])
-@pytest.mark.parametrize("stage", ["sft", "ppo"])
-def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(wide, stage, expandable):
-    """Layers 2 and 4, whose events are repeated, beside all 10 of them.
+@pytest.mark.parametrize(("stage", "trunk"), [("sft", "library"), ("ppo", "library"), ("ppo", "lean")])
+def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(wide, stage, trunk, expandable):
+    """Layers 2 and 4, whose events are repeated, beside all 10 of them. The lean trunk joins rows without padding.
 
     What is allocated agrees to the byte, each of its components within 2 % of it, and what is reserved and needed
     within 0.2 % or a page.
     """
-    loaded, at_depths, all_layers, peaks = wide(stage)
+    loaded, at_depths, all_layers, peaks = wide(stage, trunk)
     found = at_depths(loaded, stage, expandable)
     replayed = found.reserved
     whole = replay(all_layers.events, expandable, cards.workspace(loaded.recipe.hardware.name))

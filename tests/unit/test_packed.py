@@ -31,9 +31,7 @@ def tokens(monkeypatch) -> Iterator[list[int]]:
         return forward(self, z)
 
     monkeypatch.setattr(fused_linear.LinearGroup, "forward", noting)
-    monkeypatch.setattr(packed, "flash_attention", kernels.flash_attention)
-    monkeypatch.setattr(flash, "DTYPES", (torch.float32, torch.bfloat16))
-    monkeypatch.setattr(packed, "kernel_works", lambda *_: True)
+    kernels.join_rows(monkeypatch)
     yield counts
 
 
