@@ -18,6 +18,7 @@ from bench import provenance
 from bench.gpu import plan, record
 from bench.gpu.plan import GpuItem
 from bench.gpu.record import GpuRecord
+from bench.gpu.smi import used_bytes
 from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.files import JsonValue, write_json
@@ -102,8 +103,17 @@ class Context(Generic[FiguresT]):
             traceback.print_exc()
             self.record["outcome"] = "failed"
             self.record["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"
+        self.record["beside_bytes"] = beside_allocator()
         self.save()
         return self.record
+
+
+def beside_allocator() -> int | None:
+    """Return the bytes in use on the only card beside those that torch's allocator reserves; None if not known."""
+    import torch
+
+    used = used_bytes()
+    return None if used is None else used - torch.cuda.memory_reserved()
 
 
 def load(item: GpuItem, dry_run: bool) -> PinnedRecipe | None:

@@ -45,6 +45,8 @@ class GpuRecord(TypedDict):
     python: str
     device: Device | None  # None where the item's process did not come so far
     idle_bytes: NotRequired[int | None]  # in use on the card before the item's process began; None if not known
+    # In use on the card beside torch's allocator at the item's end; None if not known. Less `idle_bytes`: its context.
+    beside_bytes: NotRequired[int | None]
     environment: dict[str, str]  # variables that were set
 
 

@@ -4,6 +4,7 @@
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from bench.memory.measure import measure
 from peakmem.allocator import LARGE_SEGMENT
 from rlhf import recipe
+from rlhf.data.batch import collate
+from rlhf.models.lean import packed
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import mixed_precision
@@ -104,6 +107,8 @@ def on_gpu(quantization: str, directory: Path = RECIPE, **changes) -> PinnedReci
 def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, kind):
     if kind == "nf4":
         pytest.importorskip("bitsandbytes")
+    if kind == "lean":  # where the kernel fails, rows would be padded and the chain run all the same
+        assert packed.kernel_works(torch.device("cuda"), torch.bfloat16, SHAPE["hidden_size"] // 8)
     loaded = on_gpu("none", GROUPS, **LEAN) if kind == "lean" else on_gpu(kind, **(PAGED if kind == "nf4" else {}))
     for stage in (*STAGES, "grpo") if kind == "lean" else STAGES:
         assert undefined_metrics(run_stages(loaded, tmp_path, stage)) == set(), stage
@@ -194,6 +199,35 @@ def test_the_lean_trunk_s_kernels_are_as_exact_as_the_library_s(kind):
     errors, usual_errors = ([distance(x, y) for x, y in zip(found, truth, strict=True)] for found in (lean, usual))
     assert 0 < errors[0] < 1.1 * usual_errors[0]
     assert sum(errors) < 1.1 * sum(usual_errors)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_rows_joined_without_padding_are_as_exact_as_padded_ones(kind, shared, monkeypatch):
+    """Hidden states and gradients in bfloat16, of a prompt's rows apart and together; the truth is float32."""
+    exact, half = trunk_model(kind).cuda(), trunk_model(kind, torch.bfloat16).cuda()
+    for a, b in zip(exact.parameters(), half.parameters(), strict=True):
+        a.data.copy_(b)
+    prompts = [[6 + place for place in range(length)] for length in (3, 3, 40, 40, 9)]
+    responses = [[7 + place for place in range(length)] for length in (5, 30, 1, 12, 3)]
+    rows = collate(prompts, responses, 0, 1, torch.device("cuda"))
+    if shared:
+        rows = replace(rows, prompt_numbers=torch.tensor([0, 0, 1, 1, 2], device="cuda"))
+
+    def step(model, packs: bool) -> list[torch.Tensor]:
+        trunk = LeanTrunk(model.get_base_model())
+        monkeypatch.setitem(packed.PACKS_BY_DEVICE, "cuda", packs)
+        assert trunk.packs == packs
+        model.zero_grad()
+        with trunk.merging("policy"):
+            states = trunk.response_hidden("policy", rows)[rows.mask]
+            states.float().square().sum().backward()
+        return [states.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    truth, padded, joined = step(exact, False), step(half, False), step(half, True)
+    errors, usual = ([distance(x, y) for x, y in zip(found, truth, strict=True)] for found in (joined, padded))
+    assert 0 < errors[0] < 1.1 * usual[0]
+    assert sum(errors) < 1.1 * sum(usual)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])

@@ -31,7 +31,7 @@ from bench.gpu import (
     training,
     variants,
 )
-from bench.gpu.item import Context, load, with_random_weights
+from bench.gpu.item import Context, beside_allocator, load, with_random_weights
 from bench.gpu.measured import (
     ITEM_FIGURES,
     DeviceFigures,
@@ -259,6 +259,9 @@ def test_the_card_is_read_before_an_item_begins(tmp_path, monkeypatch, answer, i
     monkeypatch.setattr(runner, "run_group", begin)
     row = runner.run(BY_NAME["device"], tmp_path, 60.0, False)
     assert row["idle_bytes"] == idle and row["outcome"] == "done"
+    values.write_text(f"{answer}\n")
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 51 << 20)
+    assert beside_allocator() == (idle and idle - (51 << 20)), "what the item's own process says"
 
 
 def test_an_item_that_was_done_but_did_not_end_in_time_is_done(tmp_path, monkeypatch):
