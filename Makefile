@@ -109,6 +109,7 @@ $(call give,ab,$(of_one) SUMMARY AB_ARGS)
 $(call give,judge,$(of_one) URL MODEL AB_ARGS)
 $(call give,plan,$(recipe) DATA FIT PRICE BUY STAGE)
 $(call give,rehearse,$(recipe) OUT DATA WEIGHTS)
+$(call give,doctor,$(recipe) OUT)
 $(call give,fetch,$(recipe) $(card))
 $(call give,data-check,DATA CHECK_ARGS)
 $(call give,reward,$(recipe) RUN OUT DATA REWARD)
@@ -221,6 +222,7 @@ checked:
 	@bin/setup $(VENV) $(PYTHON) small $(PIP_ARGS)
 	@$(foreach t,$(filter $(stages) fetch chat sample score serve reproduce,$(MAKECMDGOALS)),$(paths) $(call line,$t) >/dev/null;)
 recipes: setup     ## list the recipes
+doctor: setup      ## check driver, packages, container runtime, memory and disk for HW=, with the way out
 fetch: $(ready)    ## download the pinned model and data of a recipe and check them; afterwards stages run offline
 plan: setup        ## memory, time and cost of a recipe, predicted without a GPU; nothing is started
 rehearse: setup    ## run a card recipe's whole chain on a CPU, two steps a stage, with a small model in its place
@@ -251,7 +253,7 @@ sample: $(ready)    ## let policies answer your own prompts: PROMPTS=my-prompts.
 score: $(ready)     ## score answers with the trained reward model: PROMPT= RESPONSE=, or FILES="pairs.jsonl ..."
 serve: $(ready) merge ## merge if needed, and serve the model at an OpenAI-compatible address (PORT=8000)
 
-recipes plan rehearse data-check data-show reward report ab judge:
+recipes doctor plan rehearse data-check data-show reward report ab judge:
 	@$(VENV)/bin/rlhf $(call line,$@)
 fetch $(stages) reproduce chat sample score serve:
 	@$(call rlhf,$@)

@@ -6,6 +6,7 @@ from rlhf import __version__
 from rlhf.cli import (
     chat,
     compare,
+    doctor,
     new,
     paths,
     plan,
@@ -45,7 +46,7 @@ def cli() -> None:
 
 for command in (
     *(train.run, rehearse.rehearse, reproduce.reproduce, reproduce.results, recipes.list_recipes, recipes.fetch),
-    *(new.new, plan.plan, data_group, reward.reward),
+    *(doctor.doctor, new.new, plan.plan, data_group, reward.reward),
     *(chat.chat, sample.sample, score.score, serve.serve, report.report, compare.compare_runs),
     *(rate.rate, rate.judge, rate.ratings_group),
 ):

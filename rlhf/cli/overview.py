@@ -7,7 +7,7 @@ import click
 from rlhf.recipe import STAGES
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Prepare": ("recipes", "new", "data", "reward", "plan", "fetch"),
+    "Prepare": ("recipes", "doctor", "new", "data", "reward", "plan", "fetch"),
     "Train": ("rehearse", "run", "reproduce", "results"),
     "Judge the result": ("report", "chat", "sample", "compare", "score", "ab", "judge", "ratings"),
     "Deploy": ("serve",),
@@ -15,6 +15,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "recipes": ("rlhf recipes",),
+    "doctor": ("rlhf doctor --hw 4090",),
     "new": (
         "rlhf new --model Qwen/Qwen3-8B --card 24GB",
         "rlhf new --model models/mine --card 4090 --data my-pairs.jsonl --stages grpo",
@@ -27,11 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rlhf data pairs answers.jsonl --to synthetic-pairs.jsonl",
         "rlhf data pairs answers.jsonl --url http://127.0.0.1:8000/v1 --model NAME --to synthetic-pairs.jsonl",
     ),
-    "plan": (
-        "rlhf plan --hw 4090 --price 0.40",
-        "rlhf plan --hw 4090 --price 0.40 --buy 1800",
-        "rlhf plan --hw 4090 --fit 12GB",
-    ),
+    "plan": ("rlhf plan --hw 4090 --price 0.40 --buy 1800", "rlhf plan --hw 4090 --fit 12GB"),
     "fetch": ("rlhf fetch --hw 4090",),
     "run": (
         "rlhf run ppo --hw cpu --with-parents",

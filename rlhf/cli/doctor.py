@@ -1,0 +1,41 @@
+"""`rlhf doctor`: what this machine has and lacks for a recipe, a line each."""
+
+import sys
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from rlhf.cli.choice import Choice
+from rlhf.cli.options import StrictCommand
+from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
+from rlhf.plan import doctor as examining
+from rlhf.process.libraries import quiet_libraries
+from rlhf.terminal import screen
+from rlhf.terminal.make_words import in_make_words
+
+STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
+
+
+@click.command(cls=StrictCommand)
+@chooses_recipe(changes=SET_HELP, out=True)
+def doctor(choice: Choice, out: Path) -> None:
+    """Check what this machine lacks for a recipe.
+
+    Looked at are driver, cards, packages, container runtime, memory and disk. Each line says what was found, and the
+    way out where something is wrong. What the recipe needs is predicted. The exit code is 1 if something is missing
+    without which it cannot run.
+    """
+    needs = examining.needs_of(choice.load())
+    with quiet_libraries():
+        found = [*examining.checks(examining.look(out), needs)]
+    width = max(len(check.name) for check in found)
+    for check in found:
+        way_out = f": {check.way_out}" if check.way_out else ""
+        line = in_make_words(f"{check.name:<{width}}  {check.found}{way_out}")
+        screen.OUT.print(Text.assemble((f"{check.state:<7}", STYLES[check.state]), f"  {line}"), soft_wrap=True)
+    missing = [check.name for check in found if check.state == "missing"]
+    if missing:
+        screen.OUT.print(f"{needs.recipe} cannot run here yet: {', '.join(missing)}")
+        sys.exit(1)
+    screen.OUT.print(f"{needs.recipe} can run here")
