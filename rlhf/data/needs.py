@@ -10,7 +10,7 @@ from rlhf.data.rows import PreferencePair
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key
 from rlhf.errors import UserError
-from rlhf.recipe import ONLINE, PRETRAIN, RM, STAGE_TABLE, Recipe, StageName
+from rlhf.recipe import ONLINE, PRETRAIN, RM, SECOND_RM, STAGE_TABLE, Recipe, StageName
 
 
 class Need(NamedTuple):
@@ -118,7 +118,8 @@ def check_rows(recipe: Recipe, stages: Sequence[StageName]) -> None:
 def stages_in_words(rows: ParsedRows, seed: int, fraction: float) -> str:
     """Return which stages these rows can train and which they cannot, with the rows on each side of the split."""
     corpus = Corpus(Split(*divide(rows.rows, row_key, seed=seed, fraction=fraction)))
-    needed = needs(corpus, [stage for stage, row in STAGE_TABLE.items() if row.curves and row.rows != "prompts"])
+    learning = [stage for stage, row in STAGE_TABLE.items() if row.curves and row.rows != "prompts"]
+    needed = needs(corpus, [stage for stage in learning if stage != SECOND_RM])  # it divides the rows of rm
     met, unmet = [need for need in needed if need.met], [need for need in needed if not need.met]
     pretrained = [need for need in met if need.stage == PRETRAIN]  # the least likely use of rows with answers
     scored = any(need.stage == RM for need in met)

@@ -200,7 +200,7 @@ def test_lengths_are_counted_in_words_and_dialogues_in_turns():
     assert ("messages per prompt", "1: 1, 3: 100") in table
     place = table.index(("words per chosen", "mean 50, 10 % 10, 50 % 50, 90 % 90, 99 % 99, longest 100"))
     assert (chosen.upto, chosen.counts) == ((8, 16, 32, 64, 128), (8, 8, 16, 32, 36))
-    assert table[place + 1] == ("", "▂▂▄██ up to 8, 16, …, 128")
+    assert table[place + 1] == ("", "▂▂▄██ texts of up to 8, 16, …, 128")
 
 
 def test_rows_without_pairs_have_no_figures_of_pairs():

@@ -23,8 +23,8 @@ def test_lengths_are_counted_up_to_powers_of_two():
     found = spread.spread([0, 8, 9, 16, 17, 300])
     assert (found.upto, found.counts) == ((8, 16, 32, 64, 128, 256, 512), (2, 2, 1, 0, 0, 0, 1))
     assert (found.p50, found.longest) == (9, 300) and sum(found.counts) == 6
-    assert found.bars() == "██▄   ▄ up to 8, 16, …, 512"
-    assert spread.spread([3]).bars() == "█ up to 8"
+    assert found.bars() == "██▄   ▄ texts of up to 8, 16, …, 512"
+    assert spread.spread([3]).bars() == ""
 
 
 def test_lengths_are_counted_in_words_or_in_tokens(tokenizer_folder):

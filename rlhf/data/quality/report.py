@@ -314,7 +314,7 @@ class QualityReport:
             quantiles += f", longest {summary.longest}"
             lines += [
                 Line(f"{self.unit} per {part}", f"mean {summary.mean:.0f}, {quantiles}"),
-                Line("", summary.bars()),
+                *([Line("", bars)] if (bars := summary.bars()) else []),
             ]
         if self.turns:
             turns = ", ".join(f"{turns}: {count:,}" for turns, count in self.turns.items())

@@ -33,11 +33,13 @@ class Lengths:
     counts: tuple[int, ...]
 
     def bars(self) -> str:
-        """Return the histogram as one bar for each range; ranges without texts are blank."""
+        """Return the histogram as one bar for each range; ranges without texts are blank. "" for a single range."""
+        if len(self.upto) == 1:
+            return ""
         highest = max(self.counts)
         bars = "".join(BARS[math.ceil(len(BARS) * n / highest) - 1] if n else " " for n in self.counts)
         ends = [str(end) for end in self.upto]
-        return f"{bars} up to {', '.join(ends if len(ends) < 4 else [*ends[:2], '…', ends[-1]])}"
+        return f"{bars} texts of up to {', '.join(ends if len(ends) < 4 else [*ends[:2], '…', ends[-1]])}"
 
 
 def spread(lengths: Sequence[int]) -> Lengths:
