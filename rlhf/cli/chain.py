@@ -7,14 +7,16 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.data.needs import check_rows
-from rlhf.plan.phases import PredictionError
-from rlhf.plan.plan import make_plan
+from rlhf.plan import cache
+from rlhf.plan.own_rows import read_rows
+from rlhf.plan.phases import PredictedStage, PredictionError
+from rlhf.plan.plan import plan_of
 from rlhf.plan.predict import Predictor
 from rlhf.plan.preflight import require_fit
 from rlhf.process import distributed, endings
 from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.task import Task, run_child
-from rlhf.recipe import EVALUATE, PinnedRecipe, StageName
+from rlhf.recipe import EVALUATE, TRAINING_STAGES, PinnedRecipe, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 from rlhf.terminal import screen
@@ -98,14 +100,17 @@ def _where_finished(run: StageRun) -> Path | None:
 def forecast(loaded: PinnedRecipe, stage: StageName) -> runner.Forecast:
     """Return the predicted peak and the projected time, as far as they are known. Raises UserError if it does not fit.
 
-    The time is that of a card: a CPU's rates are not known.
+    On a CPU the time is projected where the stage was rehearsed before, as by `rlhf plan` and `rlhf new`.
     """
     with working(f"{stage}: predicting its memory"), Predictor() as predictor:
-        peak = require_fit(predictor.predict, loaded, stage)
-        time = None
-        with suppress(PredictionError):
-            time = None if peak is None else make_plan(predictor, loaded, [stage]).stages[stage].time
+        peak, time = require_fit(predictor.predict, loaded, stage), None
+        if stage in TRAINING_STAGES and (peak is not None or cache.file_of(loaded, stage).is_file()):
+            with suppress(PredictionError):
+                predicted: dict[StageName, PredictedStage] = {stage: predictor.predict(loaded, stage)}
+                time = plan_of(loaded, predicted, None, None, read_rows(loaded.recipe, [stage])).stages[stage].time
     if time is None:
         return runner.Forecast(peak)
-    low, high = time.projected_hours_range
-    return runner.Forecast(peak, f"projected {time.projected_hours:.2f} hours ({low:.2f} to {high:.2f})")
+    hours = (time.projected_hours, *time.projected_hours_range)
+    unit, scale = ("hours", 1) if hours[0] >= 2 else ("minutes", 60)
+    middle, low, high = (f"{scale * number:.2g}" for number in hours)
+    return runner.Forecast(peak, f"projected {middle} {unit} ({low} to {high})")

@@ -1,19 +1,22 @@
 """What a plan adds to its tables."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from peakmem import cards
 from rlhf import recipe
+from rlhf.cli import chain
 from rlhf.cli import plan_tables as tables
 from rlhf.plan.fit import Fit
 from rlhf.plan.plan import Plan, PlannedPhase, PlannedStage, StageTime, server_bytes
 from rlhf.recipe import StageName
 from rlhf.rollout.vllm_command import start_command
 from rlhf.terminal import make_words, screen
-from tests.unit.plans import SFT, planned, planned_stage
+from tests.unit.plans import SFT, Known, planned, planned_stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -147,3 +150,21 @@ def test_a_stage_fits_with_its_server_or_not_at_all():
     plan = planned({"grpo": stage})
     assert "grpo: its vLLM server takes 9.00 GB of the card beside this" in tables.hints(plan)
     assert "grpo needs most, 19" in tables.answer(plan)
+
+
+@pytest.mark.parametrize(
+    ("where", "rehearsed", "words"),
+    [
+        ("4090-llama2-7b/v2", False, r"projected [\d.e-]+ minutes \([\d.e-]+ to [\d.e-]+\)"),
+        ("cpu-tiny-sums/v1", True, r"projected [\d.e-]+ minutes .*"),
+        ("cpu-tiny-sums/v1", False, ""),  # a rehearsal for the time alone would take longer than it is worth
+    ],
+)
+def test_a_run_is_told_its_time_where_the_stage_was_rehearsed(where, rehearsed, words, monkeypatch, tmp_path):
+    monkeypatch.setattr(chain, "Predictor", lambda: Known(SFT))
+    monkeypatch.setattr("rlhf.plan.plan.machine.rates", lambda recipe: cards.Rates(1e9, 1e9, "measured"))
+    file = tmp_path / "answer.json"
+    monkeypatch.setattr(chain.cache, "file_of", lambda *_: file)
+    if rehearsed:
+        file.write_text("{}")
+    assert re.fullmatch(words, chain.forecast(recipe.load(ROOT / "recipes" / where), "sft").time)
