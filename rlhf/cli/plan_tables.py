@@ -195,7 +195,7 @@ def answer(plan: Plan) -> str:
     parts = []
     on_card = {stage: planned for stage, planned in plan.stages.items() if planned.in_memory_of == "cuda"}
     if plan.card_bytes and on_card:
-        needs = {stage: planned.card_needed_bytes + planned.server_bytes for stage, planned in on_card.items()}
+        needs = {stage: p.card_needed_bytes + p.server_bytes + p.reward_bytes for stage, p in on_card.items()}
         largest = max(needs, key=lambda stage: needs[stage])
         said = "fits" if all(planned.fits for planned in on_card.values()) else "does not fit"
         room = "; --fastest looks for settings that use the rest" if needs[largest] < ROOMY * plan.card_bytes else ""
@@ -221,6 +221,11 @@ def hints(plan: Plan) -> list[str]:
         f"{stage}: its vLLM server takes {gb(planned.server_bytes)} GB of the card beside this"
         for stage, planned in plan.stages.items()
         if planned.server_bytes
+    ]
+    lines += [
+        f"{stage}: reward models of others take {gb(planned.reward_bytes)} GB beside this while they score (estimated)"
+        for stage, planned in plan.stages.items()
+        if planned.reward_bytes
     ]
     if plan.price_per_hour is None and any(planned.time for planned in plan.stages.values()):
         lines.append("--price, dollars for an hour of a card, adds the cost")

@@ -25,7 +25,7 @@ from rlhf.recipe import EVALUATE, MODEL_REWARD, ONLINE, OnlineOptions, PinnedRec
 from rlhf.run.directory import StageRun
 from rlhf.run.parents import ParentMissing
 from rlhf.stages.online import reward_functions, reward_trial
-from rlhf.stages.online.reward_call import RewardFunction
+from rlhf.stages.online.reward_call import RewardFunction, json_messages
 from rlhf.stages.online.reward_trial import Answer, Means, RowWithPrompt, Tried
 from rlhf.terminal import counted, excerpt, harmless, say, screen
 from rlhf.terminal.progress import working
@@ -172,6 +172,7 @@ def _tried(
 ) -> list[Tried]:
     """Return what each reward of a group gives each answer, and their sum where there are several."""
     right_answers = [reward_trial.right_answer(row) for row in material.rows]
+    messages = [json_messages(row.prompt) for row in material.rows]
     results = [model for model in models if model.name in group.weights]
     for name in group.weights:
         if name == MODEL_REWARD:
@@ -179,7 +180,9 @@ def _tried(
         with working(f"calling {name}"):
             function = found[name].opened(None, group.timeout, group.retries)
             results.append(
-                reward_trial.tried(function, material.prompts, right_answers, material.answers, material.tokens)
+                reward_trial.tried(
+                    function, material.prompts, right_answers, material.answers, material.tokens, messages
+                )
             )
     if len(results) == len(group.weights) > 1 and (group.summed or MODEL_REWARD not in group.weights):
         results.append(reward_trial.total(results, group.weights))

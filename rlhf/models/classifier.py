@@ -1,13 +1,25 @@
-"""Classifiers for types of models that transformers has none for; a reward model is a classifier with one number."""
+"""Reward models as classifiers: of types that transformers has none for, and whole checkpoints of others."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForSequenceClassification, PreTrainedConfig
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding, PreTrainedConfig
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
+
+from rlhf.errors import UserError
+from rlhf.models import folders
+from rlhf.models.weights import check_finite
+from rlhf.run.packages import install_command, require
+from rlhf.terminal import message_of
+
+UNBOUNDED = 1 << 30  # tokenizers without a longest text name a far larger number
+Text = dict[str, list[int]]  # input_ids, and what else the tokenizer gives for each token
 
 
 def add_classifier(config: PreTrainedConfig) -> None:
@@ -22,3 +34,109 @@ def add_classifier(config: PreTrainedConfig) -> None:
     name = causal.__name__.replace("ForCausalLM", "ForSequenceClassification")
     classifier = type(name, (GenericForSequenceClassification, family), {"__module__": __name__})
     AutoModelForSequenceClassification.register(type(config), classifier, exist_ok=True)
+
+
+class Classifier:
+    """A sequence-classification checkpoint with its tokenizer, from a folder or the hub at a pinned revision.
+
+    Its weights lie in the host's memory and visit `device` to score. Raises UserError for a checkpoint that cannot be
+    loaded, has no classification head, or holds NaN.
+    """
+
+    def __init__(self, name: str, revision: str | None, device: str, packed: bool = False):
+        """`packed`: linear layers in NF4 with double quantization."""
+        self.device = torch.device(device)
+        options: dict[str, Any] = {}
+        if packed:
+            require("bitsandbytes", "reward_model: quantization='nf4'", install_command("gpu"))
+            from rlhf.models.nf4 import packing
+
+            options["quantization_config"] = packing(torch.bfloat16)
+        if Path(name).is_dir():
+            folders.check(Path(name))
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(name, revision=revision)
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+                name,
+                revision=revision,
+                device_map={"": self.device if packed else "cpu"},
+                output_loading_info=True,
+                use_safetensors=True,
+                **options,
+            )
+        except Exception as error:  # the library raises many unrelated types
+            raise UserError(f"cannot load the reward model {name}: {message_of(error)}") from error
+        self.model: Any = loaded[0].eval()
+        if missing := sorted(loaded[1]["missing_keys"]):
+            raise UserError(f"{name} lacks {missing[0]}: it is no sequence classifier, whose numbers could be a reward")
+        check_finite({key: x for key, x in self.model.named_parameters() if x.is_floating_point()}, name)
+        config = self.model.config.get_text_config()
+        self.labels: int = self.model.config.num_labels
+        self.pad_id: int | None = config.pad_token_id
+        self.vocabulary: int = config.vocab_size
+        context = getattr(config, "max_position_embeddings", None) or UNBOUNDED
+        self.longest: int = min(context, self.tokenizer.model_max_length, UNBOUNDED)
+        self.tokenizer.truncation_side = "left"
+        self._leave()
+
+    def encode(self, messages: Sequence[Mapping[str, str]], answer: str) -> tuple[Text, bool]:
+        """Return an answer to messages as the model reads it, and whether it lost its beginning for being too long.
+
+        The tokenizer's chat template writes it; without one the messages and the answer are a pair of texts.
+        """
+        if self.tokenizer.chat_template:
+            dialogue = [*messages, {"role": "assistant", "content": answer}]
+            encoded = self.tokenizer.apply_chat_template(dialogue, return_dict=True)
+        else:
+            asked = "\n\n".join(message["content"] for message in messages)
+            encoded = self.tokenizer(asked, answer)
+        if len(encoded["input_ids"]) <= self.longest:
+            return dict(encoded), False
+        return self._cut(encoded, messages, answer), True
+
+    def _cut(self, encoded: BatchEncoding, messages: Sequence[Mapping[str, str]], answer: str) -> Text:
+        """Return a text without the beginning that the model's longest text leaves no room for."""
+        if self.tokenizer.chat_template:
+            return {key: values[-self.longest :] for key, values in encoded.items()}
+        asked = "\n\n".join(message["content"] for message in messages)
+        return dict(self.tokenizer(asked, answer, truncation=True, max_length=self.longest))
+
+    @torch.no_grad()
+    def scores(self, texts: Sequence[Text], batch_size: int) -> list[list[float]]:
+        """Return the numbers of each text, those that transformers gives it alone.
+
+        Texts of similar length are scored together. A decoder reads the last token that is not padding: where its
+        config names no padding token, it is a token that no text of the batch has.
+        """
+        self.model.to(self.device)
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]["input_ids"]))
+        rows: list[list[float]] = [[]] * len(texts)
+        config = self.model.config.get_text_config()
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            used = {token for i in batch for token in texts[i]["input_ids"]}
+            pad = self.pad_id if self.pad_id is not None else next(i for i in range(self.vocabulary) if i not in used)
+            config.pad_token_id = pad
+            logits = self.model(**self._padded([texts[i] for i in batch], pad)).logits.float().cpu()
+            for i, row in zip(batch, logits.tolist(), strict=True):
+                rows[i] = row
+        config.pad_token_id = self.pad_id
+        self._leave()
+        return rows
+
+    def _padded(self, texts: Sequence[Text], pad: int) -> dict[str, torch.Tensor]:
+        """Return texts as tensors (B, T), padded at the right."""
+        longest = max(len(text["input_ids"]) for text in texts)
+        return {
+            key: torch.tensor(
+                [text[key] + [pad if key == "input_ids" else 0] * (longest - len(text[key])) for text in texts],
+                device=self.device,
+            )
+            for key in texts[0]
+        }
+
+    def _leave(self) -> None:
+        """Free the card for the stage."""
+        if self.device.type == "cuda":
+            self.model.to("cpu")
+            torch.cuda.empty_cache()

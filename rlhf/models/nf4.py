@@ -21,11 +21,16 @@ COPY = "unpacked_copy"  # attribute of a packed layer inside a block of `kept_un
 
 def nf4_config(settings: Model) -> BitsAndBytesConfig:
     """Return bitsandbytes' settings for NF4 with double quantization, as QLoRA uses it."""
+    return packing(getattr(torch, settings.dtype))
+
+
+def packing(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """Return the same for layers that compute in `dtype`."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
+        bnb_4bit_compute_dtype=dtype,
     )
 
 

@@ -21,6 +21,7 @@ from rlhf.plan.phases import (
     StepOperations,
 )
 from rlhf.plan.predict import Predictor, card_needed_bytes, card_reserved_bytes
+from rlhf.plan.reward_models import beside
 from rlhf.process import memory
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName, published
 from rlhf.recipe.choices import Device
@@ -82,6 +83,7 @@ class PlannedStage:
     time: StageTime | None  # None where rates of the card or the number of rows are not known
     decoding_step: dict[str, StepOperations] | None  # of a rollout, by role
     no_time: str | None = None  # why hours of a stage that trains are not projected
+    reward_bytes: int = 0  # that reward models of others take beside the stage
 
 
 @dataclass(frozen=True)
@@ -218,18 +220,19 @@ def _stage(
     rows = own.stages.get(stage) if own and stage in TRAINING_STAGES else None
     place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
     whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
-    server = server_bytes(loaded.recipe, stage)
+    server, reward_models = server_bytes(loaded.recipe, stage), beside(loaded.recipe, stage).size
     fits = None
     if free:
-        fits = machine.needed_bytes(loaded.recipe, stage, whole.peak_bytes) <= free.size
+        fits = machine.needed_bytes(loaded.recipe, stage, whole.peak_bytes) + reward_models <= free.size
     elif card and place == "cuda":
-        fits = need + server <= card * GB
+        fits = need + server + reward_models <= card * GB
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
         card_reserved_bytes=card_reserved_bytes(whole),
         card_needed_bytes=need,
         server_bytes=server,
+        reward_bytes=reward_models,
         fits=fits,
         published_bytes=_published(loaded, stage),
         verdict=_peak_verdict(loaded, stage, whole.peak_bytes),

@@ -7,6 +7,7 @@ from rlhf.plan import machine
 from rlhf.plan.most import at_most_bytes
 from rlhf.plan.phases import ON_HOST, Predict, PredictionError
 from rlhf.plan.predict import card_needed_bytes, predicted_stages
+from rlhf.plan.reward_models import beside
 from rlhf.plan.strategies import effects
 from rlhf.process import memory
 from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, as_yaml
@@ -33,11 +34,12 @@ def require_fit(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> int
     except PredictionError as error:
         say(f"{error}; going on without")
         return None
-    card, need = hardware.memory_gb * GB, card_needed_bytes(predicted.whole)
+    others = _beside(loaded, stage)
+    card, need = hardware.memory_gb * GB, card_needed_bytes(predicted.whole) + others
     if need <= card:
         return predicted.whole.peak_bytes
     raise UserError(
-        f"{stage} would need {gb(need)} GB ({gb(predicted.whole.peak_bytes)} GB allocated) and the "
+        f"{stage} would need {gb(need)} GB ({gb(predicted.whole.peak_bytes)} GB allocated{_in_words(others)}) and the "
         f"card has {gb(card)} GB; nothing was started.",
         *_advice(predict, loaded, stage, need),
         _search(loaded),
@@ -46,24 +48,37 @@ def require_fit(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> int
 
 def _require_free(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> None:
     """Raise UserError if a stage on a CPU needs more than is free. What is small beyond doubt is not rehearsed."""
-    free = memory.free()
+    free, others = memory.free(), _beside(loaded, stage)
     with suppress(PredictionError):
-        if machine.needed_bytes(loaded.recipe, stage, at_most_bytes(loaded, stage)) <= free.size:
+        if machine.needed_bytes(loaded.recipe, stage, at_most_bytes(loaded, stage)) + others <= free.size:
             return
     try:
         tensors = predict(loaded, stage).whole.peak_bytes
     except PredictionError as error:
         say(f"{error}; going on without")
         return
-    need = machine.needed_bytes(loaded.recipe, stage, tensors)
+    need = machine.needed_bytes(loaded.recipe, stage, tensors) + others
     if need > free.size:
         processes = loaded.recipe.processes(stage)
         each = f" in each of {processes} processes" if processes > 1 else ""
         raise UserError(
             f"{stage} would need {gb(need)} GB ({gb(tensors)} GB of tensors and {gb(machine.LIBRARIES)} GB of "
-            f"libraries{each}) and {gb(free.size)} GB are {free.words}; nothing was started. --no-preflight starts it",
+            f"libraries{each}{_in_words(others)}) and {gb(free.size)} GB are {free.words}; nothing was started. "
+            "--no-preflight starts it",
             _search(loaded),
         )
+
+
+def _beside(loaded: PinnedRecipe, stage: StageName) -> int:
+    """Return the bytes of reward models of others beside a stage, and say which of them are not known."""
+    others = beside(loaded.recipe, stage)
+    for name in others.unknown:
+        say(f"{stage}: the memory of the reward model {name} is not known before it is fetched; going on without")
+    return others.size
+
+
+def _in_words(others: int) -> str:
+    return f", {gb(others)} GB for reward models of others" if others else ""
 
 
 def _search(loaded: PinnedRecipe) -> str:

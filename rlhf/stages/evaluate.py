@@ -71,9 +71,9 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     tokenizer = load_tokenizer(run.base)
     corpus = load_corpus(run, tokenizer)
     trained = run.parents.trained_policies()
-    prompts, reward_sums = _prompts_and_rewards(run, corpus, tokenizer, trained)
+    prompts, reward_sums = _prompts_and_rewards(run, corpus, tokenizer, trained, device)
     demonstrations = _demonstrations(tokenizer, corpus, options)
-    tasks = unrelated.load(recipe, tokenizer, run.path)
+    tasks = unrelated.load(recipe, tokenizer, run.path, device)
     pairs = None if recipe.rm is None else _HeldoutPairs(tokenizer, corpus, recipe.rm)
 
     with telemetry.phase("load"):
@@ -109,13 +109,13 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
 
 def _prompts_and_rewards(
-    run: StageRun, corpus: Corpus, tokenizer: DialogueTokenizer, trained: Sequence[PolicyName]
+    run: StageRun, corpus: Corpus, tokenizer: DialogueTokenizer, trained: Sequence[PolicyName], device: torch.device
 ) -> tuple[list[Prompt], list[RewardSum]]:
     """Return held-out prompts, and the rewards of the policies where they are sums, which can judge all of these."""
     recipe = run.loaded.recipe
     known: dict[str, RewardFunction] = {}
     reward_sums = [
-        RewardSum(stage, options, corpus.right_answers(), tokenizer, run.path, known)
+        RewardSum(stage, options, corpus.right_answers(), tokenizer, run.path, known, device.type)
         for stage, options in recipe.online().items()
         if stage in trained and options.sums_rewards
     ]

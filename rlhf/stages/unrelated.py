@@ -18,7 +18,7 @@ from rlhf.files import JsonObject
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Recipe, Role
 from rlhf.stages.online import reward_functions
-from rlhf.stages.online.reward_call import RewardFunction
+from rlhf.stages.online.reward_call import RewardFunction, json_messages
 from rlhf.terminal import say
 
 WHERE = "evaluate.unrelated"
@@ -35,14 +35,14 @@ class CheckedTask:
     facts: JsonObject  # for details.json
 
 
-def load(recipe: Recipe, tokenizer: DialogueTokenizer, folder: Path) -> list[CheckedTask]:
+def load(recipe: Recipe, tokenizer: DialogueTokenizer, folder: Path, device: torch.device) -> list[CheckedTask]:
     """Read the tasks of a recipe; a judge keeps its marks in `folder`. Raises UserError for rows that cannot be used.
 
     Of each the first `evaluate.max_samples` distinct prompts count, those with a right answer if the function needs it.
     """
     tasks = []
     for task in recipe.evaluate.unrelated or ():
-        function = reward_functions.find(task.reward, WHERE).opened(folder, None, 0)
+        function = reward_functions.find(task.reward, WHERE).opened(folder, None, 0, device.type)
         rows = formats.read((task.file,), on_bad_row="stop")
         corpus = Corpus(Split([], [*rows.rows]))
         answers = corpus.right_answers()
@@ -94,7 +94,8 @@ def _judge(task: CheckedTask, tokenizer: DialogueTokenizer, seed: int) -> Evalua
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         written = [tokenizer.prompt_text(prompt) for prompt in prompts]
         answers = [task.right_answers.get(prompt) for prompt in prompts]
-        numbers = task.function(written, texts, answers, ids, seed)
+        messages = [json_messages(prompt) for prompt in prompts]
+        numbers = task.function(written, texts, answers, ids, seed, messages)
         return {task.name: torch.tensor([number or 0.0 for number in numbers])}, scores
 
     return judged

@@ -5,12 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.process.guest.host import Guest, GuestError, OutOfTime
 from rlhf.stages.online import reward_guest
 from rlhf.stages.online.reward_guest import Signature, Target
 
+JsonMessages = Sequence[dict[str, str]]  # of a prompt, each with role and content
 QUOTED = 60  # characters of a prompt or a response in a message
+
+
+def json_messages(prompt: Sequence[Message]) -> JsonMessages:
+    """Return a prompt as functions get its messages."""
+    return [{"role": message.role, "content": message.content} for message in prompt]
 
 
 @dataclass(frozen=True)
@@ -36,20 +43,22 @@ class RewardFunction:
         answers: Sequence[str | None],
         ids: Sequence[list[int]] | None = None,
         seed: int | None = None,
+        messages: Sequence[JsonMessages] | None = None,
     ) -> list[float | None]:
         """Return one number for each completion; None where the function has no verdict.
 
-        ids: the tokens of each completion, for a function of `completion_ids`. seed: with which the generators of
-        torch, numpy and Python begin there.
+        ids: the tokens of each completion, for a function of `completion_ids`. messages: those of each prompt. seed:
+        with which the generators of torch, numpy and Python begin there.
         Raises UserError, one line that names prompt and response, where the function raises or a number is not finite,
         and where it takes longer than its timeout, at every try.
         """
         try:
-            numbers, wrong = self._call(prompts, completions, answers, ids, seed)
+            numbers, wrong = self._call(prompts, completions, answers, ids, seed, messages)
         except GuestError as error:
             if len(completions) > 1:  # find the one that it cannot do
                 for i, prompt in enumerate(prompts):
-                    self([prompt], [completions[i]], [answers[i]], None if ids is None else [ids[i]], seed)
+                    its_ids, asked = ids and [ids[i]], messages and [messages[i]]
+                    self([prompt], [completions[i]], [answers[i]], its_ids, seed, asked)
             where = _named(prompts[0], completions[0]) if len(completions) == 1 else f"{len(completions)} responses"
             raise UserError(f"reward {self.name} failed with {error.said}, for {where}") from error
         if wrong is not None and wrong[0] < len(completions):
@@ -66,12 +75,19 @@ class RewardFunction:
         answers: Sequence[str | None],
         ids: Sequence[list[int]] | None,
         seed: int | None,
+        messages: Sequence[JsonMessages] | None,
     ) -> tuple[list[float | None], tuple[int, str] | None]:
         """Return what the guest does, after as many retries as there are. Each try has lists of its own.
 
         Raises UserError for a function that takes too long.
         """
-        lists = {"prompts": prompts, "completions": completions, "completion_ids": ids, "answer": answers}
+        lists = {
+            "prompts": prompts,
+            "messages": messages,
+            "completions": completions,
+            "completion_ids": ids,
+            "answer": answers,
+        }
         given = {name: lists[name] for name in self.signature.accepts if lists[name] is not None}
         for left in reversed(range(self.retries + 1)):
             try:
@@ -89,11 +105,15 @@ class RewardFunction:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def opened(self, folder: Path | None, timeout: float | None, retries: int) -> "RewardFunction":
+    def opened(self, folder: Path | None, timeout: float | None, retries: int, device: str = "cpu") -> "RewardFunction":
         """Return the function as a run uses it, with `timeout` seconds for a call and `retries`.
 
-        One that has `open` is given these and the run's folder, and keeps to them by itself. Raises what that raises.
+        One that has `open` is given these and the run's folder, and keeps to them by itself; one that has `load` loads
+        its model for the `device`. Raises what these raise.
         """
+        if "load" in self.signature.methods:
+            self._ask(reward_guest.load_reward, device=device)
+            self.guest.keep(reward_guest.load_reward, target=self.target, device=device)
         if "open" not in self.signature.methods:
             return replace(self, timeout=timeout, retries=retries)
         limits = {"folder": None if folder is None else str(folder), "timeout": timeout, "retries": retries}

@@ -1,12 +1,12 @@
 """Finds rewards that functions give, by the names in a recipe's `reward_funcs`.
 
-`regex(pattern='^Yes')` is a named reward with options: a row of REWARDS in named_rewards.py or judge_reward.py, whose
-class raises ValueError for options that it cannot use. `my_rewards:polite` is the function `polite` of my_rewards.py in
-the current folder. A function is called with lists, by keyword, of those among `prompts`, `completions`,
-`completion_ids` and `answer` that it names (or of all of them, with `**`), and returns one finite number for each
-completion, or None for no verdict, as TRL's reward functions do. It may be `async`. An object may also have
-`open(folder, timeout, retries)`, `figures()` and `answer_fault(answer)`; rlhf/stages/online/reward_call.py says what
-for.
+`regex(pattern='^Yes')` is a named reward with options: a row of REWARDS in named_rewards.py, judge_reward.py or
+model_reward.py, whose class raises ValueError for options that it cannot use. `my_rewards:polite` is the function
+`polite` of my_rewards.py in the current folder. A function is called with lists, by keyword, of those among `prompts`,
+`messages`, `completions`, `completion_ids` and `answer` that it names (or of all of them, with `**`), and returns one
+finite number for each completion, or None for no verdict, as TRL's reward functions do. It may be `async`. An object
+may also have `open(folder, timeout, retries)`, `load(device)`, `figures()` and `answer_fault(answer)`;
+rlhf/stages/online/reward_call.py says what for.
 """
 
 import ast
@@ -18,12 +18,13 @@ from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.process.guest.host import GuestError, guest_of
-from rlhf.stages.online import judge_reward, named_rewards, reward_guest
+from rlhf.stages.online import judge_reward, model_reward, named_rewards, reward_guest
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_guest import REWARD_ARGUMENTS, Signature, Target, signature
 
-REGISTRY: dict[str, type] = named_rewards.REWARDS | judge_reward.REWARDS
-FIGURE_TITLES: dict[str, str] = judge_reward.FIGURES  # what named rewards count in a run, with titles for the report
+REGISTRY: dict[str, type] = named_rewards.REWARDS | judge_reward.REWARDS | model_reward.REWARDS
+# What named rewards count in a run, with titles for the report.
+FIGURE_TITLES: dict[str, str] = judge_reward.FIGURES | model_reward.FIGURES
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -83,6 +84,7 @@ LITERALS: dict[object, tuple[type, ...]] = {  # by the annotation of an option: 
     str | None: (str,),
     float: (int, float),
     int: (int,),
+    int | None: (int,),
     Sequence[str]: (list, tuple),
 }
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Numbers = Sequence[float | None]
 Function = Callable[..., Numbers | Awaitable[Numbers]]
-REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "answer")
-EXTRAS = ("open", "figures", "answer_fault")  # which a reward may have, and most have not
+REWARD_ARGUMENTS = ("prompts", "messages", "completions", "completion_ids", "answer")
+EXTRAS = ("open", "load", "figures", "answer_fault")  # which a reward may have, and most have not
 LARGEST = 3.4e38  # finite in float32
 
 
@@ -113,6 +113,11 @@ def answer_faults(target: Sequence[Any], answers: Sequence[str]) -> list[str | N
 def open_reward(target: Sequence[Any], folder: str | None, timeout: float | None, retries: int) -> None:
     """Let a reward begin a run: where it may keep files, and the limits of a call, to which it keeps by itself."""
     _reward(target).open(None if folder is None else Path(folder), timeout, retries)
+
+
+def load_reward(target: Sequence[Any], device: str) -> None:
+    """Let a reward that is a model load it, to compute on the stage's device."""
+    _reward(target).load(device)
 
 
 def figures(target: Sequence[Any]) -> dict[str, float]:

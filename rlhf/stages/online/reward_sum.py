@@ -17,7 +17,7 @@ from rlhf.process import distributed
 from rlhf.process.guest.host import Guest
 from rlhf.recipe import MODEL_REWARD, OnlineOptions, StageName
 from rlhf.stages.online import reward_functions, reward_guest
-from rlhf.stages.online.reward_call import RewardFunction
+from rlhf.stages.online.reward_call import RewardFunction, json_messages
 from rlhf.terminal import excerpt
 
 ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward; NaN without a verdict
@@ -55,8 +55,9 @@ class RewardSum:
         tokenizer: DialogueTokenizer,
         folder: Path | None = None,
         known: dict[str, RewardFunction] | None = None,
+        device: str = "cpu",
     ):
-        """`folder` is that of the run: a judge keeps its marks there.
+        """`folder` is that of the run: a judge keeps its marks there. `device`: where reward models of others compute.
 
         Functions in `known` are used by their names, and new ones are added to it: a judge that several policies are
         measured with is asked once.
@@ -68,9 +69,9 @@ class RewardSum:
         for name in options.reward_funcs:
             if name != MODEL_REWARD and name not in known:
                 found = reward_functions.find(name, f"{stage}.reward_funcs")
-                known[name] = found.opened(folder, options.reward_timeout, options.reward_retries)
-                if folder is not None and found.guest.folder is not None:
+                if folder is not None and (found.guest.folder is not None or "load" in found.signature.methods):
                     _settle(found.guest)
+                known[name] = found.opened(folder, options.reward_timeout, options.reward_retries, device)
         self.functions = {
             label: None if name == MODEL_REWARD else known[name]
             for label, name in zip(labels, options.reward_funcs, strict=True)
@@ -116,10 +117,15 @@ class RewardSum:
         computed: dict[str, list[float | None]] = {}
         if any(self.functions.values()):
             written = [self.tokenizer.prompt_text(prompt) for prompt in prompts]
+            messages = [json_messages(prompt) for prompt in prompts]
             right_answers = [self.right_answers.get(prompt) for prompt in prompts]
             seed = int(sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:8], 16)  # a resumed run has it too
             computed = distributed.from_main(
-                lambda: {label: f(written, texts, right_answers, ids, seed) for label, f in self.functions.items() if f}
+                lambda: {
+                    label: function(written, texts, right_answers, ids, seed, messages)
+                    for label, function in self.functions.items()
+                    if function
+                }
             )
         by_name: ByName = {}
         for label, function in self.functions.items():

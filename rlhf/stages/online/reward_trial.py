@@ -18,7 +18,7 @@ from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
 from rlhf.data.scripts import script, words
 from rlhf.data.worlds import gym
 from rlhf.stages.online import reward_guest
-from rlhf.stages.online.reward_call import RewardFunction
+from rlhf.stages.online.reward_call import JsonMessages, RewardFunction
 
 LONG = 400  # words of junk that does not end
 COURTESY = "I am happy to help you with that. "
@@ -126,6 +126,7 @@ def tried(
     right_answers: Sequence[str | None],
     answers: Sequence[Answer],
     tokens: Callable[[str], list[int]] | None,
+    messages: Sequence[JsonMessages] | None = None,
 ) -> Tried:
     """Return what a function gives, called once for each kind of answers. Raises UserError as training would."""
     function.guest.ask(reward_guest.describe, target=function.target)  # imports it, which is no part of a call
@@ -141,6 +142,7 @@ def tried(
             [right_answers[answer.row] for answer in called],
             ids,
             seed=0,
+            messages=None if messages is None else [messages[answer.row] for answer in called],
         )
         longest = max(longest, (time.perf_counter() - begun, kind, len(called)))
     return Tried(function.name, numbers, *longest)

@@ -51,7 +51,7 @@ def begin(run: StageRun, device: torch.device, options: OnlineOptions) -> "Sessi
     telemetry = Telemetry(device)
     client = vllm.Client(options.vllm_url, partial(_server_command, run, options)) if options.vllm_url else None
     tokenizer = load_tokenizer(run.base)
-    prompts, reward_sum, expected = _read_prompts(run, tokenizer, options)
+    prompts, reward_sum, expected = _read_prompts(run, tokenizer, options, device)
     run.describe(cuts={"prompts_cut": prompts.cut})
     torch.manual_seed(run.loaded.recipe.seed)
     with telemetry.phase("load"):
@@ -62,13 +62,13 @@ def begin(run: StageRun, device: torch.device, options: OnlineOptions) -> "Sessi
 
 
 def _read_prompts(
-    run: StageRun, tokenizer: DialogueTokenizer, options: OnlineOptions
+    run: StageRun, tokenizer: DialogueTokenizer, options: OnlineOptions, device: torch.device
 ) -> tuple[OnlinePrompts, RewardSum | None, dict[Prompt, str]]:
     """Return the prompts, the rewards where the score is a sum of them, and what answers the first held-out prompts."""
     corpus, reward_sum = load_corpus(run, tokenizer), None
     split = corpus.prompts(run.stage)
     if options.sums_rewards:
-        reward_sum = RewardSum(run.stage, options, corpus.right_answers(), tokenizer, run.path)
+        reward_sum = RewardSum(run.stage, options, corpus.right_answers(), tokenizer, run.path, device=device.type)
         split = reward_sum.usable(split)
     prompts = OnlinePrompts(split, tokenizer, options, run.loaded.recipe.seed)
     return prompts, reward_sum, expected_answers(corpus, prompts.validation[:LOGGED_PROMPTS])

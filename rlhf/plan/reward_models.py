@@ -1,0 +1,99 @@
+"""Memory of reward models of others, `reward_model(...)`, which score in a process of their own beside a stage.
+
+They take turns on a card, each with its weights and the activations of a batch; the stage keeps what it has reserved
+there. On a CPU all of them lie in memory. Weights are counted from the headers of their files. Activations are
+estimated from the widths that config.json names.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.plan.machine import LIBRARIES
+from rlhf.process.cuda import CONTEXT_BYTES
+from rlhf.recipe import EVALUATE, Recipe, StageName
+from rlhf.run.reader import reading
+from rlhf.stages.online import model_reward, reward_functions
+
+ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1}
+PACKED_BYTES = 0.5 + 1 / 64 + 4 / 64 / 256  # of a weight in NF4: its bits, its block's scale, and the scales' scale
+UNPACKED = ("embed", "score", "classifier", "head")  # in names of matrices that NF4 does not pack
+# Numbers of the hidden and of the intermediate width that are held of each token, at most. On a CPU, batches of 8 texts
+# of 256 tokens at widths of 1,024 and 4,096 took 152 MB (BERT), 198 (DeBERTa) and 318 (Qwen2), of 336 estimated; of 512
+# tokens 538 (DeBERTa), of 671 (2026-11-27).
+PER_TOKEN = (16, 6)
+
+
+class Beside(NamedTuple):
+    """What reward models take beside a stage, and those of which nothing is known, for they are not here yet."""
+
+    size: int  # bytes
+    unknown: list[str]
+
+
+def beside(recipe: Recipe, stage: StageName) -> Beside:
+    """Return what the reward models of others need beside a stage. Raises UserError for files that are damaged."""
+    found = [_size(recipe, options) for options in _models(recipe, stage)]
+    known = [size for size in found if not isinstance(size, str)]
+    unknown = [name for name in found if isinstance(name, str)]
+    if not known:
+        return Beside(0, unknown)
+    if recipe.hardware.device == "cuda":
+        return Beside(max(map(sum, known)) + CONTEXT_BYTES, unknown)
+    return Beside(sum(weights for weights, _ in known) + max(work for _, work in known) + LIBRARIES, unknown)
+
+
+def _models(recipe: Recipe, stage: StageName) -> list[dict[str, Any]]:
+    """Return the options of each reward model that a stage calls; an evaluation calls those of all policies."""
+    callers = [options for online, options in recipe.online().items() if stage in (online, EVALUATE)]
+    names = [name for options in callers for name in options.reward_funcs]
+    if stage == EVALUATE:
+        names += [task.reward for task in recipe.evaluate.unrelated or ()]
+    of_models = [name for name in dict.fromkeys(names) if name.partition("(")[0].strip() in model_reward.REWARDS]
+    return [reward_functions.find(name, stage).target.options for name in of_models]
+
+
+def _size(recipe: Recipe, options: dict[str, Any]) -> tuple[int, int] | str:
+    """Return the bytes of a model's weights and of its activations; its name if it is not on this machine."""
+    folder = _folder(options["name"], options.get("revision"))
+    if folder is None:
+        return str(options["name"])
+    packed = options.get("quantization") == "nf4"
+    tensors = [tensor for file in sorted(folder.glob("*.safetensors")) for tensor in _header(file).items()]
+    weights = sum(_bytes(name, facts, packed) for name, facts in tensors)
+    with reading(folder / "config.json"):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config") or config
+    hidden, inner = int(text.get("hidden_size") or 0), int(text.get("intermediate_size") or 0)
+    width = 2 if packed else max((ELEMENT_BYTES.get(facts["dtype"], 4) for _, facts in tensors), default=4)
+    tokens = int(options.get("batch_size", 8)) * recipe.longest()
+    return math.ceil(weights), tokens * (PER_TOKEN[0] * hidden + PER_TOKEN[1] * inner) * width
+
+
+def _folder(name: str, revision: str | None) -> Path | None:
+    """Return the folder of a checkpoint, or of the hub's in the cache; None where there is none yet."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download  # a recipe without such a model does without
+
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """Return the description of the tensors in a safetensors file, by name."""
+    with reading(file), file.open("rb") as handle:
+        header: dict[str, Any] = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
+    return {name: facts for name, facts in header.items() if name != "__metadata__"}
+
+
+def _bytes(name: str, facts: dict[str, Any], packed: bool) -> float:
+    """Return the bytes of a tensor as it lies in memory."""
+    count: int = math.prod(facts["shape"])
+    is_matrix = len(facts["shape"]) == 2 and name.endswith(".weight")
+    if packed and is_matrix and not any(part in name for part in UNPACKED):
+        return count * PACKED_BYTES
+    return count * ELEMENT_BYTES.get(facts["dtype"], 4)

@@ -1,0 +1,74 @@
+"""The reward `reward_model`: any sequence-classification checkpoint, with a tokenizer of its own.
+
+It reads messages and answers as text, so that its family and vocabulary may be others than the policy's. It stays in
+the memory of the host while it does not score.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import UserError
+from rlhf.recipe.names import is_commit
+
+if TYPE_CHECKING:
+    from rlhf.models.classifier import Classifier
+
+Messages = Sequence[Mapping[str, str]]  # each with role and content
+
+
+class ModelReward:
+    """A reward model as a reward function. Raises ValueError for options that it cannot use."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        revision: str | None = None,
+        quantization: str = "none",
+        label: int | None = None,
+        mean: float = 0.0,
+        sd: float = 1.0,
+        batch_size: int = 8,
+    ):
+        if not os.path.isdir(name) and not is_commit(revision):
+            raise ValueError(f"{name} is no folder here; a name on the hub needs revision, the 40-digit commit")
+        if quantization not in ("none", "nf4"):
+            raise ValueError("quantization is 'none' or 'nf4'")
+        if not sd > 0 or batch_size < 1 or (label is not None and label < 0):
+            raise ValueError("sd must be above 0, batch_size at least 1, label at least 0")
+        self.name, self.revision, self.quantization, self.label = name, revision, quantization, label
+        self.mean, self.sd, self.batch_size = mean, sd, batch_size
+        self._classifier: Classifier | None = None
+        self._cut = 0
+
+    def load(self, device: str) -> None:
+        """Load the checkpoint, once, to score on a device. Raises UserError where it cannot be used."""
+        if self._classifier is not None:
+            return
+        from rlhf.models.classifier import Classifier  # imports torch and transformers, which other rewards do without
+
+        self._classifier = Classifier(self.name, self.revision, device, packed=self.quantization == "nf4")
+        labels = self._classifier.labels
+        if self.label is None and labels != 1:
+            raise UserError(f"reward_model: {self.name} gives {labels} numbers: say which one with label=0 and so on")
+        if (self.label or 0) >= labels:
+            raise UserError(f"reward_model: {self.name} gives {labels} numbers, and label is {self.label}")
+
+    def __call__(self, messages: Sequence[Messages], completions: Sequence[str]) -> list[float]:
+        """Return (score - mean) / sd of each answer to its messages."""
+        if self._classifier is None:
+            self.load("cpu")
+        classifier: Any = self._classifier
+        texts = [classifier.encode(asked, answer) for asked, answer in zip(messages, completions, strict=True)]
+        self._cut += sum(was_cut for _, was_cut in texts)
+        rows = classifier.scores([text for text, _ in texts], self.batch_size)
+        return [(row[self.label or 0] - self.mean) / self.sd for row in rows]
+
+    def figures(self) -> dict[str, float]:
+        """Return how many answers lost their beginning for being too long."""
+        return {"reward_model_cut": self._cut} if self._cut else {}
+
+
+REWARDS: dict[str, type] = {"reward_model": ModelReward}
+FIGURES = {"reward_model_cut": "texts that the reward model's length cut"}
