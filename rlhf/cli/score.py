@@ -9,10 +9,10 @@ from rlhf import stats
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import OUTPUT, OneOf, StrictCommand, existing_files, refuse_inputs
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
-from rlhf.data.transcripts import parse_hh
 from rlhf.evaluation import rewardbench, score_items
 from rlhf.evaluation import score as scoring
 from rlhf.process.libraries import quiet_libraries
+from rlhf.rating.pairs import turns
 from rlhf.terminal import counted, excerpt, harmless, screen, wording
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -95,8 +95,9 @@ def _show(scored: Sequence[scoring.ScoredItem]) -> None:
     single = names == ["response"]
     columns = ["prompt", *(["answer"] if single else []), *(["score"] if single else names)]
     rows = []
-    for row in scored[:TABLE_ROWS]:
-        cells = [_excerpt(row.prompt), *([_excerpt(row.item.answers["response"])] if single else [])]
+    shown = scored[:TABLE_ROWS]
+    for row, question in zip(shown, _questions(shown), strict=True):
+        cells = [question, *([_excerpt(row.item.answers["response"])] if single else [])]
         cells += [wording.number(row.scores.get(name)) for name in names]
         rows.append([*cells, *([wording.number(row.margin)] if paired else [])])
     title = f"scores of {counted(len(scored), 'row')}" + (
@@ -124,7 +125,21 @@ def _show_cut(cut: dict[str, int], not_scored: int) -> None:
             screen.OUT.print(f"{count:,} {description} (rm.max_prompt_length, rm.max_length)")
 
 
+def _questions(scored: Sequence[scoring.ScoredItem]) -> list[str]:
+    """Return a line for each prompt: its last message, from where the rows differ if one of them is too long."""
+    texts = [_last_message(row) for row in scored]
+    too_long = any(len(text) > SHORT for text in texts)
+    return [_excerpt(text) for text in (wording.varying(texts) if too_long else texts)]
+
+
+def _last_message(row: scoring.ScoredItem) -> str:
+    """Return the last message of a prompt, or the whole of one that was read as text in an unknown template."""
+    if not isinstance(row.item.prompt, str):
+        return row.item.prompt[-1].content
+    messages = row.item.row.get("messages")
+    return turns(row.prompt, messages if isinstance(messages, list) else ())[-1][1]
+
+
 def _excerpt(text: str) -> str:
-    """Return one line: the beginning of an answer, or of the last message of a prompt."""
-    messages = parse_hh(text)[:-1] if text.endswith("\n\nAssistant:") else ()
-    return excerpt(harmless(messages[-1].content if messages else text), SHORT)
+    """Return a text as one line of the table."""
+    return excerpt(harmless(text), SHORT)

@@ -6,6 +6,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from rlhf.observe import watch
 from rlhf.recipe import EVALUATE, REWARD_MODELS, STAGE_TABLE, published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
@@ -50,12 +51,14 @@ def summary_table(summary: Summary) -> None:
     screen.OUT.print(table)
     if is_evaluation:
         _side_by_side(summary.metrics)
-    for gain in gains_over_start({summary.stage: summary}):
-        style = {"good": "green", "bad": "red"}.get(gain.kind, "")
-        text = f"{gain.title}: {gain.name} {wording.number(gain.start)} → {wording.number(gain.end)}, {gain.in_words()}"
+    gains = gains_over_start({summary.stage: summary})
+    for one in gains:
+        style = {"good": "green", "bad": "red"}.get(one.kind, "")
+        text = f"{one.title}: {one.name} {number(one.start)} → {number(one.end)}, {one.in_words()}"
         screen.OUT.print(in_make_words(text), style=style)
-    if summary.findings:
-        screen.OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl has settings to try)")
+    gain = next((one for one in gains if one.stage == summary.stage), None)
+    if findings := [name for name in summary.findings or () if not watch.refuted(name, gain)]:
+        screen.OUT.print(f"findings: {', '.join(findings)} (findings.jsonl has settings to try)")
 
 
 def targets_table(summaries: Sequence[Summary], price: float | None = None) -> None:

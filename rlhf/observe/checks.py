@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from rlhf.observe.history import FEW, History
 from rlhf.recipe import Model, Optimization, Ppo
+from rlhf.run.evidence import IS_BETTER
 from rlhf.stats import sigmoid
 
 MANY = 20  # rows before a trend is judged, at least
@@ -42,8 +43,9 @@ def find_flat_loss(h: History) -> str | None:
     fall = statistics.fmean(first) - statistics.fmean(last)
     if fall > 2 * noise:
         return None
-    changed = f"{'fallen' if fall > 0 else 'risen'} by {abs(fall):.3g}"
-    return f"the loss has {changed}, which its noise of {noise:.2g} explains"
+    if fall <= 0:
+        return f"the loss has risen by {-fall:.3g}"
+    return "the loss has fallen by {}, less than twice its noise, {}".format(*apart(fall, 2 * noise))
 
 
 def find_rising_loss(h: History) -> str | None:
@@ -83,14 +85,39 @@ def find_same_scores(h: History) -> str | None:
 
 def find_chance(h: History) -> str | None:
     """Report an accuracy less than two standard errors above 0.5, in the later half of at least `trend_rows`."""
-    accuracies = h.values("accuracy")
-    if len(accuracies) < trend_rows(h):
+    if len(h.values("accuracy")) < trend_rows(h):
         return None
+    accuracy, pairs = late_accuracy(h, "accuracy")
+    return f"accuracy is {accuracy:.3f} on {pairs} pairs: a guess" if not beyond_chance(accuracy, pairs) else None
+
+
+def late_accuracy(h: History, key: str) -> tuple[float, int]:
+    """Return the mean accuracy of the later half of the logged rows, and the number of pairs that it is of."""
+    accuracies = h.values(key)
     late = accuracies[len(accuracies) // 2 :]
     pairs = len(late) * h.options.logging_steps * h.supervised.per_device_train_batch_size
-    pairs *= h.supervised.gradient_accumulation_steps
-    accuracy, noise = statistics.fmean(late), math.sqrt(0.25 / pairs)
-    return f"accuracy is {accuracy:.3f} on {pairs} pairs: a guess" if accuracy < 0.5 + 2 * noise else None
+    return statistics.fmean(late), pairs * h.supervised.gradient_accumulation_steps
+
+
+def beyond_chance(accuracy: float, pairs: int) -> bool:
+    """Return whether an accuracy is at least two standard errors above 0.5."""
+    return accuracy >= 0.5 + 2 * math.sqrt(0.25 / pairs)
+
+
+def find_learning(h: History) -> str | None:
+    """Say what shows that something is learned, or return None.
+
+    That is a gain on held-out prompts whose interval is above zero, or an accuracy beyond a guess.
+    """
+    gain = h.gain()
+    if gain is not None and gain.verdict == IS_BETTER:
+        return f"{gain.name} on held-out prompts has risen, {gain.in_words()}"
+    for key in ("accuracy", "rewards/accuracies") if isinstance(h.options, Optimization) else ():
+        if len(h.values(key)) >= 2 * FEW:
+            accuracy, pairs = late_accuracy(h, key)
+            if beyond_chance(accuracy, pairs):
+                return f"accuracy is {accuracy:.3f} on {pairs} pairs"
+    return None
 
 
 def find_overconfident(h: History) -> str | None:
@@ -217,7 +244,7 @@ def find_flat_reward(h: History) -> str | None:
     if last - first > 2 * noise:
         return None
     went = "from {} to {}".format(*apart(first, last))
-    return f"the score went {went} in {len(scores)} rows: no rise beyond the noise, {noise:.2g}"
+    return f"the score went {went} in {len(scores)} rows: no rise beyond twice its noise, {2 * noise:.2g}"
 
 
 def apart(one: float, other: float) -> tuple[str, str]:

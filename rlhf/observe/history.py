@@ -3,9 +3,11 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 
-from rlhf.recipe import MODEL_REWARD, OnlineBase, OnlineOptions, Optimization, Recipe, StageName
+from rlhf.recipe import MODEL_REWARD, POLICIES, OnlineBase, OnlineOptions, Optimization, Recipe, StageName
+from rlhf.run.evidence import OF_EVALUATIONS, Gain, gain_of_stage
 
 FEW = 5  # logged rows that a mean is taken over, and that a check waits for
 
@@ -22,10 +24,14 @@ class History:
         self.responses: list[str] = []
         self._values: dict[str, list[float]] = defaultdict(list)  # finite ones, by key
         self._least_means: dict[str, tuple[int, float]] = {}  # by key: number of means taken so far, and their least
+        self._evaluated: Mapping[str, float | None] = {}  # the newest row with figures of held-out prompts
+        self._columns: Collection[str] | None = None  # keys that may be read; None: all
 
     def add(self, row: Mapping[str, float | None]) -> None:
         """Add a logged row. Its values are kept by key, because the checks ask for all values of a key at every row."""
         self.newest = row
+        if any(key.startswith(OF_EVALUATIONS) for key in row):
+            self._evaluated = row
         for key, value in row.items():
             if value is not None and math.isfinite(value):
                 self._values[key].append(value)
@@ -58,8 +64,23 @@ class History:
         model = MODEL_REWARD in self.online.reward_funcs
         return " and ".join(["the reward model"] * model + ["the reward functions"] * functions)
 
+    def of(self, columns: Collection[str]) -> "History | None":
+        """Return this history with these keys alone; None while one of them was not logged."""
+        if not all(self._values.get(key) for key in columns):
+            return None
+        view = copy(self)
+        view._columns = columns
+        return view
+
+    def gain(self) -> Gain | None:
+        """Return the gain of the newest evaluation on held-out prompts; None without one."""
+        stage = self.stage
+        return gain_of_stage(stage, self._evaluated, OF_EVALUATIONS) if stage in POLICIES else None
+
     def values(self, key: str) -> Sequence[float]:
-        """Return the finite values logged under a key, oldest first."""
+        """Return the finite values logged under a key, oldest first. Raises KeyError for one that was not asked for."""
+        if self._columns is not None and key not in self._columns:
+            raise KeyError(key)
         return self._values.get(key, ())
 
     def last(self, key: str, count: int = FEW) -> float | None:

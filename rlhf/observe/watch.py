@@ -13,6 +13,7 @@ from rlhf.observe import advice, checks
 from rlhf.observe.history import FEW, History
 from rlhf.recipe import STAGE_TABLE, StageName, as_yaml
 from rlhf.run.directory import StageRun
+from rlhf.run.evidence import IS_BETTER, Gain
 from rlhf.run.layout import FINDINGS, METRICS
 from rlhf.run.reader import read_lines
 from rlhf.run.records import FindingLine, MetricsLine
@@ -23,7 +24,9 @@ class Check(NamedTuple):
     """A check: its name, what it sees, the usual cause and advice. The table of stages names the checks of each.
 
     `{rewards}` in a cause stands for what rewards the policy: the reward model, functions or both. A check sees nothing
-    before `rows` rows are logged; a check of a trend may wait longer in a long run.
+    before `rows` rows are logged; a check of a trend may wait longer in a long run. It is given the `columns` that it
+    speaks of, and no others, and is not asked while one of them was not logged. One that says that nothing is learned
+    (`denies_learning`) is not asked while the run's own figures show that something is.
     """
 
     name: str
@@ -31,6 +34,8 @@ class Check(NamedTuple):
     cause: str
     advice: Callable[[History], Mapping[str, float | str]]
     rows: int
+    columns: tuple[str, ...] = ()
+    denies_learning: bool = False
 
 
 CHECKS = (
@@ -47,14 +52,25 @@ CHECKS = (
         "The learning rate is too low, or the data teach nothing",
         advice.higher_rate_and_epochs,
         checks.MANY,
+        columns=("loss",),
+        denies_learning=True,
     ),
-    Check("rising_loss", checks.find_rising_loss, "The learning rate is too high", advice.half_rate, 2 * FEW),
+    Check(
+        "rising_loss",
+        checks.find_rising_loss,
+        "The learning rate is too high",
+        advice.half_rate,
+        2 * FEW,
+        columns=("loss",),
+    ),
     Check(
         "flat_reward",
         checks.find_flat_reward,
-        "The learning rate is too low, or the reward model scores what the policy cannot change",
+        "The learning rate is too low, or the policy cannot change what counts for {rewards}",
         advice.higher_rate,
         checks.MANY,
+        columns=("objective/scores",),
+        denies_learning=True,
     ),
     Check(
         "large_updates",
@@ -62,6 +78,7 @@ CHECKS = (
         "The learning rate is too high",
         advice.smaller_updates,
         FEW,
+        columns=("policy/approxkl_avg",),
     ),
     Check(
         "same_scores",
@@ -69,6 +86,8 @@ CHECKS = (
         "The reward model tells nothing apart yet",
         advice.fit_more,
         FEW,
+        columns=("min_reward", "max_reward"),
+        denies_learning=True,
     ),
     Check(
         "chance",
@@ -76,6 +95,7 @@ CHECKS = (
         "The pairs carry no preference, or labels are wrong: look at them",
         advice.higher_rate_and_epochs,
         checks.MANY,
+        columns=("accuracy",),
     ),
     Check(
         "overconfident",
@@ -83,6 +103,7 @@ CHECKS = (
         "The reward model has learned its pairs by heart",
         advice.fit_less,
         FEW,
+        columns=("min_reward", "max_reward"),
     ),
     Check(
         "high_kl",
@@ -90,6 +111,7 @@ CHECKS = (
         "The policy has gone far from its reference, where {rewards} may pay for what is not meant",
         advice.stay_near_reference,
         3,
+        columns=("objective/kl_per_token",),
     ),
     Check(
         "negative_kl",
@@ -97,6 +119,7 @@ CHECKS = (
         "Responses are not sampled from the policy that is scored: look at temperature, top-p and the sampler",
         advice.recomputed_logprobs,
         3,
+        columns=("objective/kl_per_token",),
     ),
     Check(
         "sampling_mismatch",
@@ -104,6 +127,7 @@ CHECKS = (
         "The sampler has another base, another precision or other settings than the trainer",
         advice.nearer_sampler,
         3,
+        columns=("rollout/logprob_diff_avg",),
     ),
     Check(
         "longer",
@@ -111,6 +135,7 @@ CHECKS = (
         "Length pays with {rewards}, and the policy has found out",
         advice.stay_near_reference,
         2 * FEW,
+        columns=("response/length", "objective/scores"),
     ),
     Check(
         "fewer_ends",
@@ -118,6 +143,7 @@ CHECKS = (
         "Running on pays more than ending",
         advice.ending_penalty,
         2 * FEW,
+        columns=("response/eos_rate",),
     ),
     Check(
         "repetition",
@@ -132,6 +158,7 @@ CHECKS = (
         "The policy has settled on few answers",
         advice.more_entropy,
         2 * FEW,
+        columns=("policy/entropy_avg",),
     ),
     Check(
         "no_signal",
@@ -139,6 +166,7 @@ CHECKS = (
         "The responses to a prompt get the same reward: the task is too easy, too hard, or sampling too narrow",
         advice.larger_groups,
         FEW,
+        columns=("groups/no_signal",),
     ),
     Check(
         "clipping",
@@ -146,6 +174,7 @@ CHECKS = (
         "Updates are too large for one batch of rollouts",
         advice.smaller_updates,
         FEW,
+        columns=("policy/clipfrac_avg",),
     ),
     Check(
         "value_explosion",
@@ -153,6 +182,7 @@ CHECKS = (
         "The critic diverges, and advantages with it",
         advice.slower_critic,
         2 * FEW,
+        columns=("loss/value_avg",),
     ),
 )
 CHECK_NAMES = tuple(check.name for check in CHECKS)
@@ -161,6 +191,12 @@ CHECK_NAMES = tuple(check.name for check in CHECKS)
 def unused_checks(stage: StageName, rows: int) -> list[str]:
     """Return the checks of a stage that could see nothing in `rows` logged rows."""
     return [check.name for check in CHECKS if check.name in STAGE_TABLE[stage].checks and rows < check.rows]
+
+
+def refuted(name: str, gain: Gain | None) -> bool:
+    """Return whether a finding, that nothing is learned, is refuted by a policy's gain on held-out prompts."""
+    denies = any(check.name == name and check.denies_learning for check in CHECKS)
+    return denies and gain is not None and gain.verdict == IS_BETTER
 
 
 class Finding(NamedTuple):
@@ -181,7 +217,9 @@ def findings(history: History, step: int) -> list[Finding]:
     """Return what is wrong after the newest row."""
     found = []
     for check in CHECKS:
-        if check.name in STAGE_TABLE[history.stage].checks and (seen := check.seen(history)) is not None:
+        if check.name not in STAGE_TABLE[history.stage].checks or (known := history.of(check.columns)) is None:
+            continue
+        if (seen := check.seen(known)) is not None and not (check.denies_learning and checks.find_learning(history)):
             cause = check.cause.format(rewards=history.rewards)
             found.append(Finding(check.name, step, seen, cause, check.advice(history)))
     return found

@@ -7,9 +7,7 @@ from typing import NamedTuple
 from rlhf.recipe import POLICIES, RM, SFT, StageName
 from rlhf.report.parts import LINE_COLOURS, STAGE_TITLES, Chart, Charts, Section, Trace, level, sections_or_problem
 from rlhf.report.runs import RunRecords, metrics, suffix, trusted_summaries
-from rlhf.run.evidence import START_IN_WORDS, Ends, Gain, gain_of_stage, gains_over_start, of_prompts
-
-EVALUATED = "eval/"  # how keys of metrics.jsonl begin that were measured on held-out rows
+from rlhf.run.evidence import OF_EVALUATIONS, START_IN_WORDS, Ends, Gain, gain_of_stage, gains_over_start, of_prompts
 
 
 class Point(NamedTuple):
@@ -39,7 +37,7 @@ def _of_policy(stage: StageName, runs: Sequence[RunRecords], charts: Charts) -> 
     starts: list[Gain] = []
     for number, run in enumerate(runs):
         rows = metrics(run, stage)
-        logged = [(row.step, gain) for row in rows if (gain := gain_of_stage(stage, row.values, EVALUATED))]
+        logged = [(row.step, gain) for row in rows if (gain := gain_of_stage(stage, row.values, OF_EVALUATIONS))]
         result = next((gain for gain in gains_over_start(trusted_summaries(run)) if gain.stage == stage), None)
         gains = [gain for _, gain in logged] or ([result] if result else [])
         if not gains:

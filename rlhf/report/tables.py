@@ -9,8 +9,9 @@ from rlhf.recipe import STAGES, StageName, as_yaml, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.released import difference
 from rlhf.report.parts import Cell, Charts, Section, table
-from rlhf.report.runs import RunRecords, metrics
+from rlhf.report.runs import RunRecords, metrics, trusted_summaries
 from rlhf.run import reader, records
+from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
 from rlhf.stages.online.reward_functions import FIGURE_TITLES
@@ -81,13 +82,17 @@ def sections_of_findings(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     """Return the findings of the checks while the stages trained."""
     rows, short = [], []
     for run in runs:
+        gains = {gain.stage: gain for gain in gains_over_start(trusted_summaries(run))}
         for stage in (stage for stage in STAGES if stage in run.manifests):
             stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
             if stage in run.summaries and (unused := _unused_checks(run, stage)):
                 short.append(f"{stage_name}: {', '.join(unused)}")
             for line in reader.read_lines(run.run_directory / stage / FINDINGS, records.FindingLine):
-                remedies = " or ".join(_settings(line.remedies))
-                rows.append(FindingText(f"{stage_name}, step {line.step}: {line.seen}. {line.cause}.", remedies))
+                said = f"{stage_name}, step {line.step}: {line.seen}."
+                if watch.refuted(line.check, gain := gains.get(stage)) and gain:
+                    rows.append(FindingText(f"{said} It has learned since: {gain.name} {gain.in_words()}.", ""))
+                    continue
+                rows.append(FindingText(f"{said} {line.cause}.", " or ".join(_settings(line.remedies))))
     watched = all(summary.findings is not None for run in runs for summary in run.summaries.values())
     finished = all(run.summaries.keys() == run.manifests.keys() for run in runs)
     title = "Findings during training"

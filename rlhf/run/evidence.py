@@ -21,6 +21,7 @@ IS_BETTER: Final = "better"
 IS_WORSE: Final = "worse"
 NO_DIFFERENCE: Final = "no difference"
 NOT_KNOWN: Final = "not known yet"
+OF_EVALUATIONS: Final = "eval/"  # how keys of metrics.jsonl begin that were measured on held-out rows
 HELDOUT_PROMPTS: Final = "heldout_prompts"  # metric: the number of prompts that a policy's figures are of
 START_IN_WORDS: dict[PolicyStart, str] = {SFT: "SFT", "base": "the base"}
 SD = "standard deviations"

@@ -1,13 +1,20 @@
 """Signs that are told from noise: how many healthy runs a check reports, and how many that go wrong it misses."""
 
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
+from rlhf import report
+from rlhf.cli.summary_tables import summary_table
 from rlhf.observe import checks, watch
 from rlhf.observe.history import History
-from tests.helpers import small
+from rlhf.recipe import STAGE_TABLE, StageName
+from rlhf.report import tables
+from rlhf.report.parts import Charts
+from tests.helpers import grouped, small
+from tests.records import write_records
 
 RUNS = 40
 Sign = Callable[[History], str | None]
@@ -126,3 +133,76 @@ def test_a_cause_speaks_of_the_rewards_that_are_there(changes, said):
     (finding,) = [found for found in watch.findings(history, 10) if found.check == "high_kl"]
     assert said in finding.cause and ("reward model" in finding.cause) == ("reward model" in said)
     assert "9 nats per token, above" in finding.seen and "{" not in str(finding)
+
+
+def history_with(stage: StageName, columns: Collection[str], value: float = 9.0) -> History:
+    alone = {"reward_funcs": ["length(most=3)"], "normalize_scores": False}
+    loaded = grouped("grpo", alone, rm=None, ppo=None, dpo=None, merge=None) if stage == "grpo" else small()
+    history = History(loaded.recipe, stage)
+    for row in range(60):
+        history.add(dict.fromkeys(columns, value if row else 0.1))
+    return history
+
+
+CHECKED = [(stage, check) for stage in ("sft", "rm", "ppo", "dpo", "grpo") for check in STAGE_TABLE[stage].checks]
+
+
+@pytest.mark.parametrize(("stage", "name"), CHECKED)
+def test_a_check_reads_the_columns_that_it_names_and_is_not_asked_without_one(stage, name):
+    """Another column would raise KeyError here; a missing one would be a finding on what is not there."""
+    (check,) = (check for check in watch.CHECKS if check.name == name)
+    known = history_with(stage, check.columns).of(check.columns)
+    assert known is not None
+    check.seen(known)
+    for missing in check.columns:
+        others = {key for one in watch.CHECKS for key in one.columns} - {missing}
+        assert name not in {finding.check for finding in watch.findings(history_with(stage, others), 60)}
+    with pytest.raises(KeyError, match="of another check"):
+        known.values("of another check")
+
+
+def test_no_finding_speaks_of_a_reward_model_that_is_not_there():
+    """Whatever a stage's checks say, for functions alone: in the words of each cause."""
+    for stage, name in CHECKED:
+        (check,) = (check for check in watch.CHECKS if check.name == name)
+        if stage != "rm" and "{rewards}" not in check.cause:
+            assert "reward model" not in check.cause, name
+
+
+UP = {"score_sft": 0.5, "score": 0.9, "score_gain_sd": 0.4, "response_length_sft": 3.0, "heldout_prompts": 96}
+SURE = UP | {"score_gain_sd_low": 0.2, "score_gain_sd_high": 0.6}
+UNSURE = UP | {"score_gain_sd_low": -0.2, "score_gain_sd_high": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("stage", "flat", "evidence", "found"),
+    [
+        ("ppo", {"objective/scores": 0.5}, {f"eval/{key}": value for key, value in UNSURE.items()}, True),
+        ("ppo", {"objective/scores": 0.5}, {f"eval/{key}": value for key, value in SURE.items()}, False),
+        ("dpo", {"loss": 0.69}, {"rewards/accuracies": 0.5}, True),
+        ("dpo", {"loss": 0.69}, {"rewards/accuracies": 0.75}, False),
+        ("rm", {"loss": 0.69}, {"accuracy": 0.75}, False),
+        ("rm", {"min_reward": 1.0, "max_reward": 1.0}, {"accuracy": 0.5}, True),
+    ],
+)
+def test_that_nothing_is_learned_is_not_said_against_the_run_s_own_figures(stage, flat, evidence, found):
+    history, rng = History(small().recipe, stage), random.Random(0)
+    for _ in range(60):
+        history.add({key: value * rng.gauss(1, 1e-3) for key, value in flat.items()} | evidence)
+    denied = {check.name for check in watch.CHECKS if check.denies_learning}
+    assert bool(denied & {finding.check for finding in watch.findings(history, 60)}) == found
+
+
+def test_a_finding_that_the_result_refutes_has_no_advice(tmp_path, capsys):
+    """DPO's loss was flat for a while, and its answers got better."""
+    for metrics, refuted in ((SURE, True), (UNSURE, False)):
+        write_records(tmp_path / "dpo", {}, {"metrics": metrics, "findings": ["flat_loss", "nan"]})
+        line = {"check": "flat_loss", "step": 3, "seen": "flat", "cause": "too low", "remedies": {"dpo.beta": 0.1}}
+        (tmp_path / "dpo" / "findings.jsonl").write_text(json.dumps(line) + "\n")
+        run = report.load(tmp_path)
+        (section,) = tables.sections_of_findings([run], Charts())
+        assert isinstance(section.data, tables.Findings)
+        (shown,) = section.data.findings
+        assert (shown.remedies == "", "It has learned since: score +0.40" in shown.text) == (refuted, refuted)
+        summary_table(run.summaries["dpo"])
+        assert ("findings: nan (" in capsys.readouterr().out) == refuted
