@@ -12,7 +12,7 @@ from rlhf.stages.online import reward_functions as rewards
 from rlhf.stages.online.judge_reward import EASY, JudgeReward, mark
 from rlhf.terminal import wording
 from tests.e2e.judges import Reply, Stub, parts, stubs
-from tests.helpers import beside, content_of, grouped, run_stages
+from tests.helpers import beside, content_of, grouped, rlhf, run_stages
 
 
 @pytest.fixture(autouse=True)
@@ -143,3 +143,14 @@ def test_grpo_learns_from_a_judge_and_the_report_has_its_price(stub, trained, tm
     assert not write([out / "cpu-tiny/v1"], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "calls of the judge" in page and wording.number(calls * 0.1) in page
+
+
+def test_a_judge_is_tried_on_junk_before_training(stub, tmp_path, monkeypatch, capsys):
+    """It likes long answers, and gets no question about an empty one."""
+    server = stub(kind)
+    rows = [{"prompt": f"Name {n}.", "completion": f"It is {n}."} for n in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    name = f"judge(rubric='Long is good.', url='{server.url}', model='m')"
+    code, out, err = rlhf(monkeypatch, capsys, "reward", name, "--data", tmp_path / "rows.jsonl")
+    assert code == 3 and "real answers (0.3): endless, repeated, form without content, many numbers" in out, err
+    assert not [question for question in about(server) if parts(question)[1] == ""]

@@ -8,6 +8,7 @@ import pytest
 from rlhf import stats
 from rlhf.data.batch import collate
 from rlhf.data.load import divide_rows
+from rlhf.data.rows import PreferencePair
 from rlhf.data.source import read_source
 from rlhf.evaluation import score, score_items
 from rlhf.recipe import Rm, as_yaml
@@ -72,6 +73,7 @@ def test_a_trained_reward_model_is_tried_on_junk(trained, monkeypatch, capsys):
     scored = score.RewardModel(score.finished_stages(small(), trained))
     corpus = read_source(small().recipe, run / "data")
     pair = reward_trial.drawn(corpus.rows, 3, with_answer=False)[0]
+    assert isinstance(pair, PreferencePair)
     item = score_items.Item("", pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, {})
     for value in scored.score([item])[0][0].scores.values():
         assert f"{value:.4g}" in out

@@ -71,9 +71,9 @@ def test_hours_mbu_and_roofline_count_the_same_bytes_of_a_decoding_step(monkeypa
     found = predicted(rollout_prefill=Work(), rollout_decode=Work(), score=Work(), update=Work(flops=1))
     monkeypatch.setattr(projection, "mean_prompt", lambda recipe, most, rows: most)
     whole = projection.stage_work(loaded.recipe, stage, found)
-    assert whole and whole.decoded_bytes / projection._decoding_steps(loaded.recipe, stage, None) == pytest.approx(
-        expected
-    )
+    assert whole and whole.decoded_bytes / projection._decoding_steps(
+        loaded.recipe, stage, None, evaluated=True
+    ) == pytest.approx(expected)
     row: Any = {"phase_seconds": dict.fromkeys(("rollout/prefill", "rollout/decode", "score", "update"), SECOND)}
     row |= {"tokens_per_step": 1.0, "tokens_per_second": 1.0}
     figures = derived.derived_figures(loaded, stage, row, found, {"flops": 1.0, "bandwidth": 1.0}, "longest")

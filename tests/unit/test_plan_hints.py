@@ -164,7 +164,7 @@ def test_a_run_is_told_its_time_where_the_stage_was_rehearsed(where, rehearsed, 
     monkeypatch.setattr(chain, "Predictor", lambda: Known(SFT))
     monkeypatch.setattr("rlhf.plan.plan.machine.rates", lambda recipe: cards.Rates(1e9, 1e9, "measured"))
     file = tmp_path / "answer.json"
-    monkeypatch.setattr(chain.cache, "file_of", lambda *_: file)
+    monkeypatch.setattr("rlhf.cli.chain.cache.file_of", lambda *_: file)
     if rehearsed:
         file.write_text("{}")
     assert re.fullmatch(words, chain.forecast(recipe.load(ROOT / "recipes" / where), "sft").time)

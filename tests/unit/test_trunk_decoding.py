@@ -12,7 +12,7 @@ from rlhf.models.lean.layouts import DecodingLayout
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.matmul import matmul, round_to_few_sizes
 from rlhf.recipe import Role
-from rlhf.rollout.decoding import Sampling
+from rlhf.rollout.decoding import Done, Sampling
 from rlhf.rollout.engine import sample
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 from tests.trunk_models import KINDS, distance, trunk_model
@@ -118,10 +118,10 @@ def test_the_keys_of_a_prompt_are_kept_once(monkeypatch):
     sizes: list[tuple[int, int]] = []
     run = TrunkDecoding.run
 
-    def noted(self: TrunkDecoding) -> list[Tensor]:
+    def noted(self: TrunkDecoding, done: Done) -> list[Tensor]:
         growth = self.layout
         sizes.append((len(growth.prompt_cache[0][0]), len(growth.response_cache[0][0])))
-        return run(self)
+        return run(self, done)
 
     monkeypatch.setattr(TrunkDecoding, "run", noted)
     peft = trunk_model()
