@@ -29,7 +29,7 @@ State = Literal["ok", "note", "missing"]
 
 
 class Gpu(NamedTuple):
-    """A card as nvidia-smi shows it; memory in bytes."""
+    """A card as nvidia-smi shows it; memory in bytes, 0 where it is not shown."""
 
     name: str
     driver: str
@@ -183,10 +183,13 @@ def _of_cards(host: Host, needs: Needs, lack: State) -> Iterator[Check]:
         yield Check("cards", lack, f"{len(host.gpus)}", f"the recipe takes {needs.cards}: change hardware.count")
     for number, gpu in enumerate(host.gpus[: needs.cards if needs.on_card else None]):
         way_out = (
-            "make plan FIT=card looks for settings that fit"
+            "`rlhf plan --fit card` looks for settings that fit"
             if needs.card and gpu.total < needs.card
             else ("nvidia-smi shows what else runs there")
         )
+        if not gpu.total:
+            yield Check(f"card {number}", "note", f"{gpu.name}, whose memory nvidia-smi does not show")
+            continue
         words = f"of {gb(gpu.total)} GB free, {gpu.name}"
         yield _amount(f"card {number}", gpu.free, words, needs.card, way_out)
 

@@ -44,7 +44,8 @@ def test_a_machine_that_has_all_lacks_nothing():
         ({"gpus": []}, "driver", "missing", "driver 580 or newer"),
         ({"gpus": [CARD._replace(driver="575.51")]}, "driver", "missing", "install 580"),
         ({"gpus": [CARD._replace(free=2 * GB)]}, "card 0", "missing", "what else runs"),
-        ({"gpus": [CARD._replace(total=8 * GB, free=8 * GB)]}, "card 0", "missing", "make plan FIT=card"),
+        ({"gpus": [CARD._replace(total=8 * GB, free=8 * GB)]}, "card 0", "missing", "plan --fit card"),
+        ({"gpus": [CARD._replace(total=0, free=0)]}, "card 0", "note", ""),
         ({"torch": None}, "torch", "missing", "make setup"),
         ({"torch_cuda": None, "torch_finds": False}, "torch", "missing", "without an index of CPU wheels"),
         ({"torch_finds": False}, "torch", "missing", "--gpus all"),
@@ -87,6 +88,21 @@ def test_the_exit_code_says_whether_the_recipe_can_run(monkeypatch, capsys, tmp_
     assert code == 1 and out.splitlines()[-1] == "4090-llama2-7b v2 cannot run here yet: driver, disk"
 
 
-def test_this_machine_is_looked_at(tmp_path):
+def test_this_machine_is_looked_at(tmp_path, monkeypatch):
+    """With stand-ins for nvidia-smi, docker and podman in the path; a driver that is broken has no cards."""
+    programs = {
+        "nvidia-smi": "echo 'NVIDIA GeForce RTX 4090, 580.65.06, 24564, 24111'; echo 'Other, 580.65.06, [N/A], [N/A]'",
+        "docker": 'echo \'{"nvidia":{"path":"nvidia-container-runtime"},"runc":{}}\'',
+        "podman": "exit 1",
+    }
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     host = doctor.look(tmp_path / "runs")
-    assert host.memory >= host.free.size > 0 and host.disk > 0 and host.torch
+    assert host.memory >= host.free.size > 0 and host.disk > 0 and host.torch and not host.compiles
+    total, free = (mib * 2**20 for mib in (24564, 24111))
+    assert host.gpus == [Gpu("NVIDIA GeForce RTX 4090", "580.65.06", total, free), Gpu("Other", "580.65.06", 0, 0)]
+    assert host.engines[0] == Engine("docker", True, True) and host.engines[1][:2] == ("podman", False)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 18\n")
+    assert doctor.look(tmp_path).gpus is None
