@@ -24,7 +24,7 @@ from rlhf.terminal.wording import GB
     "--model",
     required=True,
     metavar="NAME|DIR|FILE.gguf",
-    help="Model on the hub, folder of a checkpoint, or GGUF file.",
+    help="Model on the hub, folder of a checkpoint, GGUF file, or Python package that holds one.",
 )
 @click.option(
     "--card",

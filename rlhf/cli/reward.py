@@ -127,7 +127,7 @@ def _material(rows: Sequence[Row], count: int, functions: Sequence[RewardFunctio
     if not drawn:
         kind = 'a right answer ({"prompt", "answer"}), which a reward compares with' if needs_answer else "a prompt"
         raise UserError(f"no row of the data has {kind}")
-    tokenizer = tokenizer_at_hand(run.loaded.recipe.tokenizer) if run else None
+    tokenizer = tokenizer_at_hand(run.loaded.recipe) if run else None
     if tokenizer is None and any("completion_ids" in function.signature.accepts for function in functions):
         say("no tokenizer is at hand: rewards get no completion_ids; name a recipe whose model is on this machine")
     is_hh = run is not None and run.loaded.recipe.tokenizer.template == "hh"

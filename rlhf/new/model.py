@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rlhf.data import hub
 from rlhf.errors import OptionError, UserError, no_such
@@ -12,6 +12,7 @@ from rlhf.files import read_json
 from rlhf.models.fetch import SMALL_FILES
 from rlhf.recipe import Architecture, Tokenizer
 from rlhf.recipe.names import is_commit, is_gguf
+from rlhf.recipe.schema_model import PackageFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,12 +28,14 @@ INDEXES = ("*.index.json", "*/*")  # of weights; folders of other formats
 class ModelFiles(NamedTuple):
     """A model without its weights: where it is from, and a folder with its small files."""
 
-    source: str  # hub or local, as in a recipe
+    source: str  # hub, local or package, as in a recipe
     name: str
     revision: str | None
     folder: Path
     licence: str
     gated: bool
+    package: PackageFile | None = None  # that holds the model
+    sha256: str | None = None  # of the file in it
 
 
 class ModelFacts(NamedTuple):
@@ -45,27 +48,19 @@ class ModelFacts(NamedTuple):
 
 
 def read_model(model: str, revision: str | None) -> ModelFiles:
-    """Return a model's small files: of a local folder or GGUF file, or downloaded from the hub at a commit.
+    """Return a model's small files: of a local folder, GGUF file or package, or from the hub at a commit.
 
     Raises OptionError for options of a wrong form, UserError for a model that cannot be read.
     """
-    folder = Path(model)
-    if is_gguf(model) and folder.is_file():
-        if revision is not None:
-            raise OptionError(f"--revision belongs to a model of the hub; {model} is a file")
-        from rlhf.models import gguf
-
-        made = gguf.converted(folder)
-        record = gguf.record_of(made)
-        return ModelFiles("local", str(folder.resolve()), None, made, record.licence if record else "not stated", False)
-    if folder.is_dir():
-        if revision is not None:
-            raise OptionError(f"--revision belongs to a model of the hub; {model} is a folder")
-        if not (folder / CONFIG).is_file():
-            raise UserError(f"{model}: no {CONFIG} there; name the folder of a checkpoint")
-        return ModelFiles("local", str(folder.resolve()), None, folder, _licence_in(folder), False)
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
-        raise OptionError(no_such("folder", f"--model {model}", "models of the hub are named like Qwen/Qwen3-8B"))
+    kind = _kind(model)
+    if kind != "model of the hub" and revision is not None:
+        raise OptionError(f"--revision belongs to a model of the hub; {model} is a {kind}")
+    if kind == "file":
+        return _in_file(Path(model))
+    if kind == "folder":
+        return _in_folder(Path(model))
+    if kind == "package":
+        return _in_package(model)
     if revision is not None and not is_commit(revision):
         raise OptionError(f"--revision {revision}: a commit of 40 hexadecimal digits, because branches and tags move")
     try:
@@ -74,6 +69,51 @@ def read_model(model: str, revision: str | None) -> ModelFiles:
         way_out = "is the network up? A local folder needs none"
         reason = hub.reason(error, f"https://huggingface.co/{model}", revision or "main", way_out)
         raise UserError(f"{model}: {reason}") from error
+
+
+def _kind(model: str) -> Literal["file", "folder", "package", "model of the hub"]:
+    """Return what --model names. Raises OptionError for what can be none of these."""
+    from rlhf.models.wheels import REQUIREMENT
+
+    if Path(model).is_dir():
+        return "folder"
+    if is_gguf(model):
+        if Path(model).is_file():
+            return "file"
+        raise OptionError(no_such("file", f"--model {model}", "a GGUF file is named by its path"))
+    if REQUIREMENT.fullmatch(model):
+        return "package"
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
+        return "model of the hub"
+    raise OptionError(no_such("folder", f"--model {model}", "models of the hub are named like Qwen/Qwen3-8B"))
+
+
+def _in_file(file: Path) -> ModelFiles:
+    from rlhf.models import gguf
+
+    made = gguf.converted(file)
+    record = gguf.record_of(made)
+    return ModelFiles("local", str(file.resolve()), None, made, record.licence if record else "not stated", False)
+
+
+def _in_folder(folder: Path) -> ModelFiles:
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder}: no {CONFIG} there; name the folder of a checkpoint")
+    return ModelFiles("local", str(folder.resolve()), None, folder, _licence_in(folder), False)
+
+
+def _in_package(model: str) -> ModelFiles:
+    """Return the model in a Python package. Raises UserError, which says what else a word could have been."""
+    from rlhf.models import gguf, wheels
+
+    try:
+        found = wheels.find(model)
+    except UserError as error:
+        others = "a folder or a GGUF file of that name is not here, and models of the hub are named like Qwen/Qwen3-8B"
+        raise UserError(f"--model {model}: {error}; {others}") from error
+    record = gguf.record_of(found.folder)
+    licence, name = record.licence if record else "not stated", found.file.package
+    return ModelFiles("package", name, None, found.folder, licence, False, found.file, found.sha256)
 
 
 def _download(model: str, revision: str | None) -> ModelFiles:

@@ -15,7 +15,7 @@ from rlhf.data.scripts import words
 from rlhf.data.source import read_source
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
-from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Recipe, StageName, Tokenizer, TrainingName
+from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Model, Recipe, StageName, Tokenizer, TrainingName
 from rlhf.recipe.names import is_gguf
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def read_rows(recipe: Recipe, stages: Iterable[StageName]) -> OwnRows | None:
     from rlhf.data.trainable import trainable
 
     rows = read_source(recipe, Path())
-    tokenizer = tokenizer_at_hand(recipe.tokenizer)
+    tokenizer = tokenizer_at_hand(recipe)
     if tokenizer is not None:
         rows, _ = trainable(rows, tokenizer, recipe.data.on_bad_row)
     corpus, _ = divide_rows(rows, recipe)
@@ -104,9 +104,10 @@ def _counter(tokenizer: "DialogueTokenizer | None") -> Callable[[list[str]], lis
     return lambda texts: [len(ids) for ids in hf(texts, add_special_tokens=False)["input_ids"]]
 
 
-def tokenizer_at_hand(settings: Tokenizer) -> "DialogueTokenizer | None":
-    """Return a tokenizer that is on this machine; None for one that is not, or that a run makes."""
-    folder = _folder(settings)
+def tokenizer_at_hand(recipe: Recipe) -> "DialogueTokenizer | None":
+    """Return the recipe's tokenizer if it is on this machine; None for one that is not, or that a run makes."""
+    settings = recipe.tokenizer
+    folder = _folder(settings, recipe.model)
     if folder is None:
         return None
     from rlhf.data import tokenize
@@ -117,8 +118,13 @@ def tokenizer_at_hand(settings: Tokenizer) -> "DialogueTokenizer | None":
     return None
 
 
-def _folder(settings: Tokenizer) -> Path | None:
+def _folder(settings: Tokenizer, model: Model) -> Path | None:
     """Return the folder of a saved tokenizer, or of one that was downloaded before; None without one."""
+    if settings.source == "package" and model.sha256 is not None:
+        from rlhf.models import gguf
+
+        folder = gguf.folder_for(model.sha256)
+        return folder if gguf.record_of(folder) else None
     if settings.source not in ("local", "hub") or settings.name is None:
         return None
     if settings.source == "local" and is_gguf(settings.name):

