@@ -70,3 +70,5 @@ def _show(downloads: list[fetching.Download]) -> None:
         for download in downloads
     ]
     rows_table("fetched and checked", ("", "name", "revision", "size", "licence"), rows)
+    for download in downloads:
+        screen.OUT.print(f"{download.repository.name}: {download.folder}", soft_wrap=True)

