@@ -14,7 +14,9 @@ SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/st
 DRAWN = 2**14  # rows: enough for a mean
 
 
-def row_tokens(recipe: Recipe, stage: TrainingName, micro: int, rows: Rows | None = None) -> float:
+def row_tokens(
+    recipe: Recipe, stage: TrainingName, micro: int, rows: Rows | None = None, phase: str = "train"
+) -> float:
     """Return the mean tokens of a row, with the padding of micro-batches of `micro` rows of SFT, reward model and DPO.
 
     Responses of a rollout are taken to be as long as the stage admits. `rows` are those of files that were read.
@@ -33,7 +35,7 @@ def row_tokens(recipe: Recipe, stage: TrainingName, micro: int, rows: Rows | Non
         batch,
         pairs=STAGE_TABLE[stage].rows == "pairs",
         rows=rows,
-        joined=joins_rows(recipe, stage),
+        joined=joins_rows(recipe, stage, phase),
     )
     return options.max_length * share
 
@@ -46,14 +48,14 @@ def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows
     """
     options = recipe.training_section(stage)
     if isinstance(options, Dialogues):
-        return row_tokens(recipe, stage, options.per_device_train_batch_size, rows) / options.max_length
+        return row_tokens(recipe, stage, options.per_device_train_batch_size, rows, phase) / options.max_length
     together = {  # rows of a pass, and those that are sorted for it
         "rollout/prefill": (options.rollout_batch_size, min(options.rollout_batch_size, options.batch_size)),
         "score": (options.score_rows, options.batch_size),
         "update": (options.per_device_train_batch_size, options.batch_size // options.num_mini_batches),
         "evaluate": (options.rollout_batch_size, min(options.rollout_batch_size, options.max_eval_samples)),
     }
-    micro, sorted_rows = (1, 1) if phase in ("score", "update") and joins_rows(recipe, stage) else together[phase]
+    micro, sorted_rows = (1, 1) if joins_rows(recipe, stage, phase) else together[phase]
     copies = 1 if phase == "evaluate" else options.samples_per_prompt
     prompt = _padded_prompt(recipe, options.max_prompt_length, micro / copies, sorted_rows / copies, rows)
     if phase == "rollout/prefill":
@@ -61,14 +63,16 @@ def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows
     return (prompt + options.response_length) / (options.max_prompt_length + options.response_length)
 
 
-def joins_rows(recipe: Recipe, stage: TrainingName) -> bool:
-    """Return whether the passes of a stage compute no padding (rlhf/models/lean/packed.py).
+def joins_rows(recipe: Recipe, stage: TrainingName, phase: str) -> bool:
+    """Return whether a phase of a stage computes no padding (rlhf/models/lean/packed.py).
 
-    The reward model's trainer wants the states of whole rows.
+    The reward model's trainer wants the states of whole rows. Prompts that are sampled are padded, and so are held-out
+    rows of trainers, which the library's layers read.
     """
     hardware = recipe.hardware
     return (
-        hardware.trunk == "lean"
+        phase in ("train", "score", "update")
+        and hardware.trunk == "lean"
         and hardware.device == "cuda"
         and recipe.model.dtype != "float32"
         and cards.gpu_of(hardware.name).capability >= (8, 0)

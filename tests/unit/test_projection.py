@@ -234,7 +234,7 @@ def test_cost_is_hours_times_the_price():
 def test_hours_and_cost_of_the_chain_are_added_up():
     stage = planned_stage(time=plan.StageTime(0.5, 2.0, (1.5, 3.0), 4.0, None))
     *_, total = tables.stage_rows(planned({"sft": stage, "rm": stage, "ppo": stage, "dpo": stage}))
-    assert total == ("sft, rm, ppo", "", "", "", "", "", "1.5", "6.0 (4.5-9.0)", "$12.00")
+    assert total == ("sft, rm, ppo", "", "", "", "", "1.5", "6.0 (4.5-9.0)", "$12.00")
     *_, last = tables.stage_rows(planned({"sft": stage}))
     assert last[0] == "sft"
 
@@ -300,9 +300,11 @@ def test_joined_rows_have_no_padding(monkeypatch):
         assert padding.share_of_longest(joined, "ppo", name, None) == pytest.approx((6 + 2) / 10, abs=0.01)
     assert padding.row_tokens(joined, "sft", 8) == pytest.approx(6 + 1 + 1)
     assert padding.row_tokens(joined, "dpo", 8) == pytest.approx(6 + 3 + 1)
+    assert padding.row_tokens(joined, "dpo", 8, phase="evaluate") > 6 + 5, "by the library's layers"
     assert padding.row_tokens(joined, "rm", 1) == pytest.approx(6 + 5 + 1, abs=0.1), "its trainer wants whole rows"
     for change in ({"hardware.trunk": "library"}, {"model.dtype": "float32"}):
-        assert padding.joins_rows(joined, "ppo") and not padding.joins_rows(hh(**settings | change), "ppo"), change
+        assert padding.joins_rows(joined, "ppo", "score"), "for this test"
+        assert not padding.joins_rows(hh(**settings | change), "ppo", "score"), change
 
 
 def test_a_short_run_of_real_lengths_takes_all_of_its_rows():
