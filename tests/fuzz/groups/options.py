@@ -57,6 +57,9 @@ TEMPLATES = (
     "data convert rows.jsonl --to P",
     "data convert rows.jsonl --to new.jsonl --rename W",
     "data W",
+    "reward W --data rows.jsonl",
+    "reward length(most=9) --data P --rows N",
+    "reward P --recipe {recipe}",
     "chat R --stage W",
     "chat R --stage sft --temperature N",
     "chat R --stage sft --tokens 3 --temperature 0",
@@ -136,7 +139,7 @@ def case(random: Random, place: Path, reference: Reference) -> Case:
         arguments,
         place / "out",
         must=must,
-        reports=(1, 3) if arguments[:2] == ["data", "check"] else (),
+        reports=(1, 3) if arguments[:2] == ["data", "check"] or arguments[0] == "reward" else (),
     )
     found.stdin = random.choice(
         (
