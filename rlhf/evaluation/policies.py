@@ -134,22 +134,23 @@ def measure(
     with_true_reward: bool,
     samples_per_prompt: int = 1,
     reward_fn: EvaluationRewards | None = None,
+    whose: str = "",
 ) -> PolicySamples:
     """Sample `samples_per_prompt` responses to each prompt from a role and measure them.
 
     `with_true_reward` adds the true reward of the toy world. `reward_fn` adds the rewards of functions and replaces
-    the scores.
+    the scores. `whose` answers they are is said while it goes on.
     """
     prompts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
     ids, _ = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
     with (
-        working(f"sampling {counted(len(prompts), 'answer')}") as work,
+        working(f"sampling {counted(len(prompts), 'answer')}{whose and f' of {whose}'}") as work,
         torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
     ):
         torch.manual_seed(seed + EVALUATION_SEED_OFFSET)
         with shared.role(role):
             rollout = sample(shared.base, ids, tokenizer, sampling, trunk=shared.role_trunk, done=work.done)
-        work(f"measuring {counted(len(prompts), 'answer')}")
+        work(f"measuring {counted(len(prompts), 'answer')}{whose and f' of {whose}'}")
         texts = tokenizer.decode_rows(rollout.tokens, rollout.mask)
         scores = {head: torch.zeros(len(ids), device=shared.device) for head in shared.score_heads}
         divergence = torch.zeros((), dtype=torch.float64, device=shared.device)

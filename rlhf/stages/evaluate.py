@@ -173,7 +173,7 @@ def _measure_policies(
     options = recipe.evaluate
     samples: dict[PolicyLabel, PolicySamples] = {}
     perplexities: dict[str, float] = {}
-    for label in labels:
+    for number, label in enumerate(labels, 1):
         samples[label] = measure(
             shared,
             role_of(label, recipe),
@@ -184,6 +184,7 @@ def _measure_policies(
             with_true_reward=recipe.data.has_true_reward,
             samples_per_prompt=options.num_samples,
             reward_fn=reward_fn,
+            whose=f"{label} ({number} of {len(labels)})",
         )
         if demonstrations:
             with shared.roles.using(role_of(label, recipe)):
