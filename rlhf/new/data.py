@@ -1,7 +1,8 @@
 """The data of a new recipe: a pinned set of the hub, or files of rows that its stages and rewards can use."""
 
 import random
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,11 +10,14 @@ from rlhf.data import formats
 from rlhf.data.corpus import JUDGED
 from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.data.source import read_tasks
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.new.options import NewOptions
 from rlhf.plan.own_rows import SAMPLE, UNCUT
 from rlhf.recipe import MODEL_REWARD, ONLINE
+from rlhf.recipe.schema_data import ReasoningGym
 from rlhf.recipe.stages import SFT, STAGE_TABLE
+from rlhf.run.packages import package_version
 from rlhf.stages.online import reward_functions
 from rlhf.stages.online.reward_call import RewardFunction
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from rlhf.data.tokenize import DialogueTokenizer
 
 ASKED = 32  # prompts that are kept to ask a base
+TASK_ROWS = 1_000  # questions of a task: seconds for most generators, minutes for those that solve puzzles
 SHORTEST = 128  # tokens of a sequence: a policy may say more than the rows
 
 
@@ -34,6 +39,7 @@ class DataSet(NamedTuple):
     licence: str
     words: str
     files: tuple[str, ...] = ()
+    task: None = None
 
 
 class Asked(NamedTuple):
@@ -52,10 +58,13 @@ class OwnData(NamedTuple):
     longest: int | None  # None where no answers tell how long responses may be
     longest_prompt: int  # tokens of the longest prompt, as far as they were counted
     asked: tuple[Asked, ...]  # some prompts
+    task: Mapping[str, object] | None = None  # keys of data.reasoning_gym, where a task's generator makes the rows
 
     @property
     def words(self) -> str:
         """Return in words how many rows there are: `200 prompts`."""
+        if self.task:
+            return f"{self.prompts:,} questions of the task {self.task['task']} of reasoning-gym {self.task['version']}"
         return f"{self.pairs:,} preference pairs" if self.pairs else f"{self.prompts:,} prompts"
 
 
@@ -84,6 +93,8 @@ def read_data(options: NewOptions, names: tuple[str, ...], tokenizer: "DialogueT
 
     The rows must be those that the stages and the rewards need.
     """
+    if options.task:
+        return _task_data(options, options.task, tokenizer)
     functions = [reward_functions.find(name, "--reward") for name in options.rewards if name != MODEL_REWARD]
     comparing = [function for function in functions if function.needs_answer]
     if len(names) == 1 and names[0] in DATA_SETS:
@@ -109,6 +120,20 @@ def read_data(options: NewOptions, names: tuple[str, ...], tokenizer: "DialogueT
         max(map(len, ids)),
         tuple(Asked(prompt, asked[prompt]) for prompt in sample[:ASKED]),
     )
+
+
+def _task_data(options: NewOptions, task: str, tokenizer: "DialogueTokenizer") -> OwnData:
+    """Return the data of a task of reasoning-gym, as a run will make them. Raises UserError where it cannot."""
+    if options.data:
+        raise OptionError("--task makes the data itself: give --task or --data, not both")
+    version = package_version("reasoning-gym") or "0"
+    section = {"version": version, "task": task, "size": TASK_ROWS}
+    with tempfile.TemporaryDirectory(prefix="rlhf-task-") as folder:
+        rows = read_tasks(ReasoningGym.model_validate(section), 0, Path(folder), complete=False)
+        files = tuple(file.name for file in rows.report.files)
+        own = read_data(options._replace(task=None, data=files), files, tokenizer)
+    assert isinstance(own, OwnData)
+    return own._replace(files=(), task=section | {"size": len(rows.rows)})
 
 
 def _answer(row: Example | PreferencePair | PromptOnly) -> str | None:

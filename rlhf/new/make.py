@@ -86,7 +86,7 @@ def check_rewards(options: NewOptions) -> None:
 
 def target_of(recipes_root: Path, options: NewOptions) -> Path:
     """Return the folder of the new recipe. Raises UserError if it exists, OptionError if its name cannot be one."""
-    name = options.name or f"{options.card.name}-{_slug(options.model)}"
+    name = options.name or "-".join(filter(None, (options.card.name, _slug(options.model), options.task)))
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise OptionError(f"--name {name}: letters, digits, points, hyphens and underscores only")
     target = recipes_root / name / "v1"

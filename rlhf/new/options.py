@@ -59,6 +59,7 @@ class NewOptions(NamedTuple):
     name: str | None = None
     rewards: tuple[str, ...] = ()  # of PPO, RLOO and GRPO, as in `reward_funcs`; empty: the reward model
     start: PolicyStart | None = None  # where policies start; None: at the base if there are `rewards`, else at SFT
+    task: str | None = None  # of reasoning-gym, instead of `data`
     minutes: float | None = None  # that training may take, as projected; None: FIRST_MINUTES on a CPU, else no limit
 
     @property

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from rlhf import recipe
+from rlhf.cli import new as command
 from rlhf.errors import OptionError, UserError
 from rlhf.new import content as new_content
 from rlhf.new import make as new
@@ -21,6 +22,7 @@ from rlhf.plan import fit, machine
 from rlhf.plan.phases import PredictedStage
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
+from rlhf.run.packages import package_version
 from tests import models
 from tests.e2e.predictor import LEAST, Predictor
 from tests.helpers import run_stages
@@ -409,6 +411,27 @@ def test_the_recipe_of_questions_trains(checkpoints, tmp_path):
         *metrics
     }
     assert not [name for name in metrics if name.endswith("perplexity")], "there are no demonstrations"
+
+
+def test_a_task_of_reasoning_gym_needs_no_data(checkpoints, tmp_path):
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym comes with the tasks extra")
+    options: dict[str, Any] = {"stages": ("grpo",), "task": "chain_sum", "rewards": ("reasoning_gym",)}
+    model = str(checkpoints / "Tiny_llama")
+    made = make(tmp_path / "recipes", model, **options)
+    data, grpo = made.loaded.recipe.data, made.loaded.recipe.grpo
+    assert made.folder.parent.name == "24gb-tiny_llama-chain_sum"
+    assert (data.source, data.reasoning_gym.task, data.reasoning_gym.size) == ("reasoning_gym", "chain_sum", 1000)
+    assert data.reasoning_gym.version == package_version("reasoning-gym")
+    assert grpo.reward_funcs == ("reasoning_gym",) and made.loaded.recipe.start == "base"
+    assert "1,000 questions of the task chain_sum" in (made.folder / "README.md").read_text()
+    for given, message in (({"task": "chain_smu"}, "nearest: chain_sum"), ({"data": ("a.jsonl",)}, "not both")):
+        with pytest.raises(UserError, match=message):
+            make(tmp_path / "others", model, **options | given)
+
+
+def test_a_card_has_no_model_of_its_own():
+    with pytest.raises(OptionError, match="--model is missing"):
+        command.new.main(["--card", "24GB", "--task", "chain_sum"], standalone_mode=False)
 
 
 def test_start_and_reward_model_can_be_chosen(checkpoints, tmp_path):

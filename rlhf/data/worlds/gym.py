@@ -33,10 +33,10 @@ SEED_LIMIT = 2**31  # numpy's generators, which some tasks seed, take no more th
 ROUNDS = 10  # of as many items as questions are wanted, at most: few questions are left when they repeat
 
 
-def write(folder: str, *, seed: int, task: str, config: Mapping[str, Any], size: int) -> None:
-    """Write `size` different questions of a task into `folder`, the same bytes for the same arguments.
+def write(folder: str, *, seed: int, task: str, config: Mapping[str, Any], size: int) -> int:
+    """Write `size` different questions of a task into `folder`, or as many as it has, and return how many.
 
-    Raises UserError for a task or a config that the package does not have, and where it has fewer questions.
+    The same arguments give the same bytes. Raises UserError for a task or a config that the package does not have.
     """
     rows: dict[str, dict[str, str]] = {}
     for number in range(ROUNDS):
@@ -50,15 +50,12 @@ def write(folder: str, *, seed: int, task: str, config: Mapping[str, Any], size:
             if question not in rows and says_something(question) and (entry := _entry(dataset, task, config, item)):
                 rows[question] = {"prompt": item["question"], "answer": entry}
             if len(rows) == size:
-                text = "".join(json.dumps(row) + "\n" for row in rows.values())
-                (Path(folder) / FILES[0]).write_text(text, encoding="utf-8", newline="\n")
-                return
-        if len(rows) == known:
+                break
+        if len(rows) in (known, size):
             break
-    raise UserError(
-        f"data.reasoning_gym: {task} gives {len(rows):,} different questions, and size is {size:,}: lower it, or make "
-        "the task larger with config"
-    )
+    text = "".join(json.dumps(row) + "\n" for row in rows.values())
+    (Path(folder) / FILES[0]).write_text(text, encoding="utf-8", newline="\n")
+    return len(rows)
 
 
 def score(entry: str, response: str | None) -> float:
