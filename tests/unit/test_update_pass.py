@@ -1,16 +1,28 @@
 """Operations of a layer in the passes of an update, which a card's host must launch."""
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from bench.memory import budgets
 from rlhf import recipe
+from rlhf.data.batch import collate
 from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.plan.rehearsal import decoding_step
+from rlhf.plan.rehearsal.device import META, arguments
+from rlhf.plan.rehearsal.short_runs import rehearsal_changes
 from rlhf.plan.rehearsal.update_pass import update_passes
+from rlhf.recipe import Ppo
+from rlhf.run.directory import StageRun
+from rlhf.stages.online.role_passes import ScoreNorm
+from rlhf.stages.ppo import Batch, Learner
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 BF16, NF4 = (recipe.load(RECIPES / name / "v2") for name in ("h100-mistral-7b", "4090-llama2-7b"))
+LEAN = recipe.load(RECIPES / "h100-mistral-7b" / "v4")
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.usefixtures("as_in_a_worker")]
 
@@ -48,3 +60,25 @@ def test_adapters_that_are_cast_at_each_use_are_seen(monkeypatch):
     after = update_passes(BF16)["lean"]
     inputs = 4  # the adapters of layers with the same input are cast and stacked together
     assert {name: after[name] - before[name] for name in before} == dict.fromkeys(before, inputs)
+
+
+def test_a_micro_batch_of_an_update_waits_for_the_device_only_for_its_statistics(tmp_path):
+    """The host reads no number of the device, and knows how many tokens count, between a pass and its backward pass."""
+    changed = LEAN.with_changes(rehearsal_changes(LEAN.recipe, 2))
+    options = changed.recipe.options(Ppo)
+    recorder = decoding_step._Recorder(**arguments(changed.recipe))
+    with recorder:
+        shared = decoding_step.rehearsed_roles(StageRun(tmp_path, changed, "ppo"), options, lean=True)
+        head = shared.add_value_head()
+        rollout = collate([[5] * n for n in (300, 200, 384, 120)], [[7] * n for n in (128, 100, 128, 90)], 0, 2, META)
+        of_slots, of_rows = torch.zeros(4, 128, device=META), torch.zeros(4, device=META)
+        tensors: dict[str, Any] = {field.name: of_slots for field in fields(Batch) if field.name != "rollout"}
+        tensors |= {"sampling_weights": None, "over_cap": None, "scores": of_rows, "shaped_scores": of_rows}
+        batch = Batch(rollout=rollout, **tensors)
+        learner = Learner(shared, options, ScoreNorm(), [*head.parameters()])
+        for add in (learner._add_policy_gradient, learner._add_critic_gradient):
+            with shared.role("policy"), recorder.recording(shared.base.get_decoder()) as operations:
+                add(batch.rows(torch.tensor([2, 0])), torch.tensor(400, device=META))
+            assert len(operations) > 100
+            kinds = {decoding_step.HOST_READ, decoding_step.DYNAMIC_SHAPE}
+            assert not [op.name for op in operations if op.unsafe in kinds]
