@@ -19,6 +19,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Recipe, Role
 from rlhf.stages.online import reward_functions
 from rlhf.stages.online.reward_call import RewardFunction, json_messages
+from rlhf.stages.online.reward_sum import check_answers
 from rlhf.terminal import say
 
 WHERE = "evaluate.unrelated"
@@ -52,6 +53,8 @@ def load(recipe: Recipe, tokenizer: DialogueTokenizer, folder: Path, device: tor
         prompts = prompts[: recipe.evaluate.max_samples]
         if not prompts:
             raise UserError(f'{WHERE}: {task.file} has no prompts with a right answer: rows are {{"prompt", "answer"}}')
+        if function.needs_answer:
+            check_answers(f"{WHERE}: {task.file}", function, prompts, answers)
         _, cut = tokenizer.encode_prompts(prompts, recipe.evaluate.max_prompt_length)
         if cut:
             say(f"{WHERE}: {cut} prompts of {task.file} are cut at evaluate.max_prompt_length")

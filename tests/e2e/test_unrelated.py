@@ -81,3 +81,6 @@ def test_rows_without_answers_are_no_checked_task(done, tmp_path):
     task = {"file": str(tmp_path / "never.jsonl"), "reward": "exact_answer"}
     with pytest.raises(UserError, match="has no prompts with a right answer"):
         run_stages(small(evaluate__unrelated=[task]), out, "evaluate")
+    (tmp_path / "never.jsonl").write_text(json.dumps({"prompt": "Why?", "answer": "so"}) + "\n")
+    with pytest.raises(UserError, match=r"never.jsonl: numeric_answer cannot judge responses to 'Why\?': the answer"):
+        run_stages(small(evaluate__unrelated=[task | {"reward": "numeric_answer"}]), out, "evaluate", resume=False)

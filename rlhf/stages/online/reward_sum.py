@@ -1,7 +1,7 @@
 """The rewards of PPO, RLOO and GRPO: the reward functions that the recipe names, applied to sampled responses."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,19 @@ ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of th
 def without_verdict(rewards: Tensor) -> Tensor:
     """Return (B,) bool: where a function gave None. Its other numbers are finite."""
     return rewards.isnan()
+
+
+def check_answers(
+    where: str, function: RewardFunction, prompts: Sequence[Prompt], right_answers: Mapping[Prompt, str]
+) -> None:
+    """Raise UserError, which begins with `where`, for a right answer that no response can match."""
+    answers = [right_answers[prompt] for prompt in prompts]
+    for prompt, fault in zip(prompts, function.answer_faults(answers), strict=True):
+        if fault is not None:
+            raise UserError(
+                f"{where}: {function.name} cannot judge responses to {excerpt(prompt[-1].content)!r}: the "
+                f"answer {fault}; correct the row's answer or remove the row"
+            )
 
 
 def mean_rewards(by_name: ByName) -> dict[str, Tensor]:
@@ -91,15 +104,8 @@ class RewardSum:
         if not needing:
             return prompts
         kept = prompts.only(lambda prompt: prompt in self.right_answers)
-        answers = [self.right_answers[prompt] for prompt in kept]
         for function in needing:
-            for prompt, fault in zip(kept, function.answer_faults(answers), strict=True):
-                if fault is None:
-                    continue
-                raise UserError(
-                    f"{self.stage}: {function.name} cannot judge responses to {excerpt(prompt[-1].content)!r}: the "
-                    f"answer {fault}; correct the row's answer or remove the row"
-                )
+            check_answers(self.stage, function, list(kept), self.right_answers)
         return kept.required(self.stage, 'prompts with a right answer ({"prompt", "answer"})')
 
     def per_response(
