@@ -122,11 +122,11 @@ def _of_recipe(recipe: Recipe) -> list[Rewards]:
 
 def _material(rows: Sequence[Row], count: int, functions: Sequence[RewardFunction], run: StageRun | None) -> Material:
     """Return what to try rewards on. Raises UserError where the data have nothing of that kind."""
-    needs_answer = any(function.needs_answer for function in functions)
-    drawn = reward_trial.drawn(rows, count, needs_answer)
+    needing = [function.name for function in functions if function.needs_answer]
+    drawn = reward_trial.drawn(rows, count, bool(needing))
     if not drawn:
-        kind = 'a right answer ({"prompt", "answer"}), which a reward compares with' if needs_answer else "a prompt"
-        raise UserError(f"no row of the data has {kind}")
+        what = f'a right answer ({{"prompt", "answer"}}), which {needing[0]} compares with' if needing else "a prompt"
+        raise UserError(f"no row of the data has {what}")
     tokenizer = tokenizer_at_hand(run.loaded.recipe) if run else None
     if tokenizer is None and any("completion_ids" in function.signature.accepts for function in functions):
         say("no tokenizer is at hand: rewards get no completion_ids; name a recipe whose model is on this machine")

@@ -102,7 +102,10 @@ def test_each_kind_of_junk_says_nothing_of_its_own_prompt():
     ("arguments", "said"),
     [
         (("mine:raises", "--data", "sums.jsonl"), "ZeroDivisionError: division by zero in mine.py:10: def raises"),
-        (("mine:right", "--data", "asked.jsonl"), "no row of the data has a right answer"),
+        (
+            ("mine:right", "--data", "asked.jsonl"),
+            'no row of the data has a right answer ({"prompt", "answer"}), which mine:right compares',
+        ),
         (("mine:nothere", "--data", "sums.jsonl"), "module 'mine' has no attribute 'nothere'"),
         (("mine:right",), "name REWARDS with --data FILE, or a recipe with --hw or --recipe"),
         (("--data", "sums.jsonl"), "name REWARDS with --data FILE, or a recipe"),
