@@ -4,3 +4,4 @@ from pathlib import Path
 
 OUTSIDE = Path(__file__).parent / "outside"
 LAYERS = Path(__file__).parent / "layers"
+TASKS = Path(__file__).parent / "tasks"

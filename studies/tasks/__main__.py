@@ -169,6 +169,7 @@ def table(record: TasksRecord) -> str:
 @options.SAVE
 def main(folder: Path, system: str | None, only: str | None, questions: int, tokens: int, save: Path | None) -> None:
     """Measure how a recipe's base answers tasks of reasoning-gym."""
+    begun, ran = today(), code()  # of the files that are imported now
     pinned = recipes.load(folder, {} if system is None else {"tokenizer.system_prompt": system})
     threads = pinned.recipe.hardware.threads or 1
     torch.set_num_threads(threads)
@@ -185,8 +186,8 @@ def main(folder: Path, system: str | None, only: str | None, questions: int, tok
                 found = answers[name][kind] = answered(shared, tokenizer, asked, tokens, temperature)
                 OUT.print(f"{name}, {kind}: {found}", markup=False, highlight=False)
     record: TasksRecord = {
-        "date": today(),
-        "code": code(),
+        "date": begun,
+        "code": ran,
         "packages": {**package_versions(), "reasoning-gym": package_version("reasoning-gym") or ""},
         "cpu": cpu_model() or "unknown",
         "threads": threads,
