@@ -26,8 +26,9 @@ from rlhf.report.parts import (
     middles,
     table,
 )
-from rlhf.report.runs import RunRecords, check_evaluation, details, suffix
+from rlhf.report.runs import RunRecords, check_evaluation, details, suffix, trusted_summaries
 from rlhf.run import reader
+from rlhf.run.evidence import HELDOUT_PROMPTS, of_prompts
 from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import Answer, RewardModelFigures, SampleLine
 from rlhf.stats import kl_of_best_of
@@ -43,6 +44,7 @@ class Policies(NamedTuple):
     metrics: Table | None
     intervals: bool
     scores: Chart | None
+    prompts: str  # that the figures are of, in words; "" where an older evaluation does not say
 
 
 def sections_of_policies(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
@@ -50,20 +52,22 @@ def sections_of_policies(runs: Sequence[RunRecords], charts: Charts) -> list[Sec
     blocks = []
     for run in runs:
         check_evaluation(run)
-        metrics = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
+        metrics = trusted_summaries(run)[EVALUATE].metrics if EVALUATE in run.summaries else {}
         names = [name.split("/", 1) for name in metrics if "/" in name and not name.startswith(OF_REWARD_MODELS)]
         if not names:
             continue
         policies = list(dict.fromkeys(policy for policy, _ in names))
         keys = list(dict.fromkeys(metric for _, metric in names))
-        shown = without_ends(keys)
+        shown = [key for key in without_ends(keys) if key != HELDOUT_PROMPTS]
+        prompts = next((int(n) for policy in policies if (n := metrics.get(f"{policy}/{HELDOUT_PROMPTS}"))), None)
         rows = [
             (run.name, metric_in_words(key), *(estimate(metrics, f"{policy}/{key}") for policy in policies))
             for key in shown
         ]
         columns = ("run", "metric", *policies)
         side_by_side = table(columns, rows, len(runs) > 1, numbers=tuple(range(2, len(columns))))
-        blocks.append(Policies(side_by_side, len(shown) < len(keys), _scores(run, runs, charts)))
+        bounded = any(key.endswith("_low") for key in keys)
+        blocks.append(Policies(side_by_side, bounded, _scores(run, runs, charts), of_prompts(prompts).strip()))
     return [Section("The policies on held-out prompts", "policies.html", blocks)] if blocks else []
 
 
