@@ -34,9 +34,9 @@ class Beside(NamedTuple):
 
 def beside(recipe: Recipe, stage: StageName) -> Beside:
     """Return what the reward models of others need beside a stage. Raises UserError for files that are damaged."""
-    found = [_size(recipe, options) for options in _models(recipe, stage)]
-    known = [size for size in found if not isinstance(size, str)]
-    unknown = [name for name in found if isinstance(name, str)]
+    sizes = [(options["name"], known_size(recipe, options)) for options in _models(recipe, stage)]
+    known = [size for _, size in sizes if size is not None]
+    unknown = [name for name, size in sizes if size is None]
     if not known:
         return Beside(0, unknown)
     if recipe.hardware.device == "cuda":
@@ -54,11 +54,11 @@ def _models(recipe: Recipe, stage: StageName) -> list[dict[str, Any]]:
     return [reward_functions.find(name, stage).target.options for name in of_models]
 
 
-def _size(recipe: Recipe, options: dict[str, Any]) -> tuple[int, int] | str:
-    """Return the bytes of a model's weights and of its activations; its name if it is not on this machine."""
+def known_size(recipe: Recipe, options: dict[str, Any]) -> tuple[int, int] | None:
+    """Return the bytes of a model's weights and of its activations; None if it is not on this machine."""
     folder = _folder(options["name"], options.get("revision"))
     if folder is None:
-        return str(options["name"])
+        return None
     packed = options.get("quantization") == "nf4"
     tensors = [tensor for file in sorted(folder.glob("*.safetensors")) for tensor in _header(file).items()]
     weights = sum(_bytes(name, facts, packed) for name, facts in tensors)

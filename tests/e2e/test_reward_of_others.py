@@ -23,13 +23,14 @@ from rlhf.models.classifier import Classifier
 from rlhf.plan import preflight
 from rlhf.plan.machine import LIBRARIES
 from rlhf.plan.reward_models import beside as taken_beside
+from rlhf.plan.reward_models import known_size
 from rlhf.process import memory
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
 from rlhf.stages.online import reward_functions
 from rlhf.stages.online.model_reward import ModelReward
 from tests import models as tiny
-from tests.helpers import GROUP, beside, content_of, run_stages, small
+from tests.helpers import GROUP, beside, content_of, not_none, run_stages, small
 from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")
@@ -107,6 +108,23 @@ def test_scores_are_those_that_transformers_gives_each_text_alone(tmp_path, kind
     chosen = ModelReward(name=str(folder), label=model.labels - 1, mean=0.5, sd=2.0)
     normal = [(row[-1] - 0.5) / 2 for row in expected]
     assert chosen([MESSAGES] * len(ANSWERS), ANSWERS) == pytest.approx(normal, abs=1e-5)
+
+
+def test_in_nf4_it_takes_the_memory_that_is_planned(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    vocabulary = len(tiny.tokenizer(tmp_path))
+    wide = SHAPE | {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 2}
+    full = Qwen2ForSequenceClassification(Qwen2Config(vocab_size=vocabulary, **wide))
+    full.save_pretrained(tmp_path)
+    model = Classifier(str(tmp_path), None, "cpu", packed=True)
+    texts = [model.encode(MESSAGES, answer)[0] for answer in ANSWERS]
+    apart, together = model.scores(texts, 1), model.scores(texts, 3)
+    assert [row[0] for row in together] == pytest.approx([row[0] for row in apart], abs=1e-4)
+    held = sum(x.numel() * x.element_size() for x in model.model.parameters())
+    reward = f"reward_model(name='{tmp_path}', quantization='nf4')"
+    options = reward_functions.find(reward, "x").target.options
+    planned, _ = not_none(known_size(small().recipe, options))
+    assert held < planned < 1.05 * held < 0.4 * sum(x.numel() * 4 for x in full.parameters())
 
 
 def test_texts_that_are_too_long_keep_their_end(tmp_path):

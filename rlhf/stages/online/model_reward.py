@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import UserError
+from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe.names import is_commit
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ class ModelReward:
         """Load the checkpoint, once, to score on a device. Raises UserError where it cannot be used."""
         if self._classifier is not None:
             return
-        from rlhf.models.classifier import Classifier  # imports torch and transformers, which other rewards do without
+        with quiet_libraries():
+            from rlhf.models.classifier import Classifier  # imports transformers, which other rewards do without
 
-        self._classifier = Classifier(self.name, self.revision, device, packed=self.quantization == "nf4")
+            self._classifier = Classifier(self.name, self.revision, device, packed=self.quantization == "nf4")
         labels = self._classifier.labels
         if self.label is None and labels != 1:
             raise UserError(f"reward_model: {self.name} gives {labels} numbers: say which one with label=0 and so on")
