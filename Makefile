@@ -54,7 +54,7 @@
 ##+ GPU          which card to use, by its number in nvidia-smi or its UUID; several: 0,1 [the first; all for torchrun]
 ##+ IMAGE        an existing image, used instead of one built from this folder
 ##+ BASE         base of the image, used instead of the one pinned in Dockerfile
-##+ CUDA         1: `make test-image` builds and tests the image for a GPU; it needs none, 15 GB of disk and a while
+##+ CUDA         1: `make test-image` builds and tests the image for a GPU; it needs none, 20 GB of disk and a while
 ##+ FLASH_ATTN   1: compile flash-attn into the image; BASE must have nvcc [0: attention is torch's own]
 ##+ PYTHON       interpreter for `make setup`, 3.11 to 3.13 [python3]
 ##+ VENV         folder of the installed packages [.venv]

@@ -4,7 +4,7 @@
 #
 #   tests/image/test.sh PYTHON      docker, podman or buildah, whichever works here; buildah needs root
 #   CUDA=1                          the image for a GPU instead, with the Dockerfile's own BASE and locked packages; no
-#                                   GPU is needed, and the chain of a recipe for a card is rehearsed in it; 15 GB of disk
+#                                   GPU is needed, and the chain of a recipe for a card is rehearsed in it; 20 GB of disk
 #   TWICE=1                         also build a second time from nothing and compare every installed file; needs buildah
 #   BASE=debian:bookworm            another base; for a CPU its Python must be PYTHON's, for a GPU 3.12 or 3.13
 #   PIP_ARGS=...                    more arguments for pip inside, for example the index of torch without CUDA
