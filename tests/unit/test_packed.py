@@ -77,6 +77,20 @@ def test_joined_rows_have_the_states_and_gradients_of_padded_ones(kind, layers, 
     assert max(tokens[:groups]) == tokens[0] == prompts + sum(responses) - len(responses), "no padding is computed"
 
 
+@pytest.mark.parametrize("below", [1, 2])
+def test_layers_below_all_adapters_compute_no_padding_either(below, tokens, monkeypatch):
+    """Also where no layer has an adapter, so that the last one is among them."""
+    monkeypatch.setattr(LeanTrunk, "first_adapted_layer", below)
+    lean = LeanTrunk(trunk_model().get_base_model())
+    rows = rollout(torch.Generator().manual_seed(3))
+    padded = lean.lower_states(rows.ids)
+    tokens.clear()
+    joined = lean.lower_states(rows.ids, rows.last)
+    real = torch.arange(rows.ids.shape[1]) <= rows.last[:, None]
+    assert distance(joined[real], padded[real]) < 4e-6 and not joined[~real].any()
+    assert {*tokens} == {int(real.sum())}
+
+
 def test_bfloat16_is_rounded_as_in_padded_rows(tokens, monkeypatch):
     """Each is as far from float32 as the other: the kernel alone differs, and sums of products."""
     exact, half = trunk_model(), trunk_model(dtype=torch.bfloat16)

@@ -96,12 +96,21 @@ class LeanTrunk:
         return next(adapted, len(layers))
 
     @torch.no_grad()
-    def lower_states(self, ids: Tensor) -> Tensor:
-        """Return the hidden states (B, T, H) that go into the first layer with an adapter, the same for all roles."""
+    def lower_states(self, ids: Tensor, last: Tensor | None = None) -> Tensor:
+        """Return the hidden states (B, T, H) that go into the first layer with an adapter, the same for all roles.
+
+        Those behind the positions `last` (B,) are not needed, if they are given.
+        """
         check_length(self.base.config, ids.shape[1])
+        if last is not None and self.packs:
+            pieces = [piece._replace(selected=piece.end) for piece in whole_rows(last)]
+            layout = Packed(self._rotary(ids.shape[1]), ids.shape[1], pieces)
+            joined = self._layers(self._embed(layout.join(ids)), "base", range(self.first_adapted_layer), layout)
+            lower = joined.new_zeros(ids.numel(), joined.shape[-1])
+            return lower.index_copy_(0, layout.tokens, joined.squeeze(0)).view(*ids.shape, -1)
         states = self._padded(self._embed(ids))
-        tables = self._rotary(states.shape[1])
-        lower = self._layers(states, "base", range(self.first_adapted_layer), Sequences(tables))
+        padded = Sequences(self._rotary(states.shape[1]))
+        lower = self._layers(states, "base", range(self.first_adapted_layer), padded)
         return lower[:, : ids.shape[1]]
 
     def hidden(

@@ -111,8 +111,9 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -
     hidden_size, dtype = shared.base.config.hidden_size, dtype_of(shared.base)
     lower = torch.zeros(*rollout.ids.shape, hidden_size, dtype=dtype, device=shared.device)
     for rows in rollout.sharded_by_length(rows_at_once):
-        ids = rollout.rows(rows).ids
-        lower[on_device(rows, lower.device), : ids.shape[1]] = shared.lean_trunk.lower_states(ids)
+        part = rollout.rows(rows)
+        states = shared.lean_trunk.lower_states(part.ids, part.last)
+        lower[on_device(rows, lower.device), : states.shape[1]] = states
     distributed.all_sum(lower)
     return replace(rollout, lower_states=lower)
 
