@@ -2,6 +2,8 @@
 
 import importlib.util
 import io
+import json
+import re
 from typing import Any
 
 import pytest
@@ -77,6 +79,13 @@ def test_an_entry_of_every_task_is_scored_as_its_item(tmp_path):
             right = gym.right_answer(row["answer"])
             assert not right or gym.score(row["answer"], right) == 1, task
             assert all(0 <= gym.score(row["answer"], junk) <= 1 for junk in ("", "hello", "[[1,2],[3]]", None)), task
+
+
+@needs_package
+def test_a_fraction_that_a_verifier_does_not_read_is_kept_as_text(tmp_path):
+    gym.write(str(tmp_path), seed=0, task="gsm_symbolic", config={}, size=100)  # the package's own metadata has some
+    metadata = [json.loads(row["answer"])["metadata"]["variables"] for row in read_all_lines(tmp_path / gym.FILES[0])]
+    assert any(isinstance(value, str) and re.fullmatch(r"\d+/\d+", value) for v in metadata for value in v.values())
 
 
 @needs_package

@@ -85,7 +85,8 @@ def _entry(dataset: "ProceduralDataset", task: str, config: Mapping[str, Any], i
     """Return the entry of an item; None where its verifier refuses its right answer, read back from the entry."""
     answer = item["answer"]
     fields = {KEY: task, "config": config, "question": item["question"], "answer": answer, "metadata": item["metadata"]}
-    entry = json.dumps({key: _tagged(value) for key, value in fields.items()})
+    # A fraction or another value that JSON lacks becomes its text: the check that follows shows whether that matters.
+    entry = json.dumps({key: _tagged(value) for key, value in fields.items()}, default=str)
     return entry if answer is None or dataset.score_answer(answer, _fields(entry)) >= 1 else None
 
 
