@@ -42,7 +42,7 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
             check_rows(unfinished[0].loaded.recipe, [run.stage for run in unfinished])
     if preflight and distributed.rank() == 0:
         for run in unfinished:
-            forecast(run.loaded, run.stage)
+            forecast(run.loaded, run.stage, timed=False)
 
 
 def stages_before(run: StageRun) -> list[StageName]:
@@ -97,14 +97,15 @@ def _where_finished(run: StageRun) -> Path | None:
     return run.parents.elsewhere(run.stage) or (run.path if run.done() is not None else None)
 
 
-def forecast(loaded: PinnedRecipe, stage: StageName) -> runner.Forecast:
-    """Return the predicted peak and the projected time, as far as they are known. Raises UserError if it does not fit.
+def forecast(loaded: PinnedRecipe, stage: StageName, timed: bool = True) -> runner.Forecast:
+    """Return the predicted peak and, if `timed`, the projected time, as far as they are known.
 
-    On a CPU the time is projected where the stage was rehearsed before, as by `rlhf plan` and `rlhf new`.
+    On a CPU the time is projected where the stage was rehearsed before, as by `rlhf plan` and `rlhf new`. Raises
+    UserError if the stage does not fit.
     """
     with working(f"{stage}: predicting its memory"), Predictor() as predictor:
         peak, time = require_fit(predictor.predict, loaded, stage), None
-        if stage in TRAINING_STAGES and (peak is not None or cache.file_of(loaded, stage).is_file()):
+        if timed and stage in TRAINING_STAGES and (peak is not None or cache.file_of(loaded, stage).is_file()):
             with suppress(PredictionError):
                 predicted: dict[StageName, PredictedStage] = {stage: predictor.predict(loaded, stage)}
                 time = plan_of(loaded, predicted, None, None, read_rows(loaded.recipe, [stage])).stages[stage].time
