@@ -17,7 +17,7 @@ from rlhf.new import content as new_content
 from rlhf.new import make as new
 from rlhf.new import model as new_model
 from rlhf.new.make import card_of
-from rlhf.new.options import NewOptions
+from rlhf.new.options import ChosenCard, NewOptions
 from rlhf.plan import fit, machine
 from rlhf.plan.phases import PredictedStage
 from rlhf.process.cuda import CONTEXT_BYTES
@@ -325,7 +325,7 @@ def test_options_that_cannot_be_are_refused(checkpoints, tmp_path, options, mess
 
 
 def test_sizes_and_names_of_cards():
-    assert card_of("24GB") == new_content.ChosenCard("24gb", 24.0, "as given by --card")
+    assert card_of("24GB") == ChosenCard("24gb", 24.0, "as given by --card")
     assert (card_of("12 GiB").name, card_of("12 GiB").memory_gb) == ("12gib", 12.88)
     assert card_of("H100").memory_gb == 85.5
     assert card_of("3090").name == "3090"
