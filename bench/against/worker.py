@@ -2,7 +2,7 @@
 
 It is started as a file, `python -P bench/against/worker.py RECIPE CHANGES STEPS SHAPE`, in the checkout that it
 measures; CHANGES are those of the recipe, as JSON. The checkout may be older than this file, which therefore uses only
-torch and what has changed little in `rlhf`: the command line, the names of the blocks by which
+torch, peakmem's `Tracker`, and what has changed little in `rlhf`: the command line, the names of the blocks by which
 `torch.profiler.record_function` marks phases, `few_steps`, which shortens the stages, and `Predictor`.
 
 It reads questions, one JSON object a line: {"stage": NAME, "out": FOLDER, "count": BOOL}, or {"predict": FOLDER} with a
@@ -17,7 +17,6 @@ import resource
 import sys
 import time
 import traceback
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,9 +27,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+if not find_spec("peakmem"):  # an older checkout has none
+    sys.path.append(str(Path(__file__).parents[2]))
+from peakmem import Tracker
 
 NEW, OLD = "rlhf.plan", "rlhf.memory"  # predictions are in one or the other: an older checkout has the latter
 PLAN = NEW if find_spec(NEW) else OLD
@@ -49,10 +49,6 @@ MEASURED_PHASES = (
 OPTIMIZER_STEP = "Optimizer.step#"  # how torch names the block of an optimizer's step
 TRAIN, UPDATE = "train", "update"  # phases: of all steps of a stage, and of one step, in which optimizers take several
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
-LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
-# These allocate and launch nothing on a device.
-EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-PICKS = {"embedding", "index", "index_select", "gather"}  # these read as much as they write
 
 
 class Clock:
@@ -89,104 +85,48 @@ class Clock:
             block.__enter__, block.__exit__ = enter, leave  # type: ignore[method-assign]
 
 
-class Counter(TorchDispatchMode):
-    """Counts what torch's operations compute, move, launch and hold in each phase, by its path; "" is the whole stage.
+class Counter(Tracker):
+    """Counts what torch's operations compute, move, launch and hold in each phase, and how often the host reads.
 
     A count is the same in every run of the same code, however busy the machine is. `held` has the bytes that were alive
     before each step of training: before its optimizer's step, or the first of an update's.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
-        self.counts: dict[str, dict[str, int]] = {}
+        super().__init__("cpu", MEASURED_PHASES, vocab_size=0)
         self.held: list[int] = []
-        self._alive = 0
-        self._storages: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # by id: bytes
-        self._open: list[str | None] = []
+        self._reads: dict[str, int] = defaultdict(int)  # by the path of a phase
         self._update_began = False  # and its optimizer took no step yet
-        self._here = [self._phase("")]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is ENTER_BLOCK or func is LEAVE_BLOCK:
-            out = func(*args, **kwargs)
-            self._cross(args[0] if func is ENTER_BLOCK else None)
-            return out
-        out = func(*args, **kwargs)
-        name = func._schema.name.removeprefix("aten::")
-        outputs = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        new = False
-        for x in outputs:
-            new |= self._follow(x)
-        self._add("reads", torch.Tag.data_dependent_output in func.tags)
-        if name in EMPTY or not (new or func._schema.is_mutable):
-            return out
-        self._add("launched", 1)
-        flops = _flops(func, args, kwargs, out)
-        if flops is not None:
-            self._add("flops", flops)
-        else:
-            written = sum(x.nbytes for x in outputs)
-            inputs = tree_leaves((args, kwargs)) if name not in PICKS else outputs
-            self._add("moved", written + sum(x.nbytes for x in inputs if isinstance(x, torch.Tensor)))
-        return out
+        if func is ENTER_BLOCK:
+            self._note_step(args[0])
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _cross(self, entered: str | None) -> None:
-        """Note that a block begins, by its name, or that the innermost one ends."""
-        if entered is not None:
-            if entered.startswith(OPTIMIZER_STEP) and (self._update_began or TRAIN in self._open):
-                gc.collect()  # what only a cycle keeps is garbage that Python has not collected yet
-                self.held.append(self._alive)
-                self._update_began = False
-            self._update_began |= entered == UPDATE
-            self._open.append(entered if entered in MEASURED_PHASES else None)
-        else:
-            self._open.pop()
-        names = [name for name in self._open if name]
-        self._here = [self._phase("/".join(names[:depth])) for depth in range(len(names) + 1)]
-        self._note_peak()
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Execute one operation, and count it if the host reads its result."""
+        self._reads["/".join(self.phase)] += torch.Tag.data_dependent_output in func.tags
+        return super().run(func, args, kwargs)
 
-    def _phase(self, path: str) -> dict[str, int]:
-        return self.counts.setdefault(path, dict.fromkeys(("flops", "moved", "launched", "reads", "peak_bytes"), 0))
+    def _note_step(self, entered: str) -> None:
+        if entered.startswith(OPTIMIZER_STEP) and (self._update_began or TRAIN in self.phase):
+            gc.collect()  # what only a cycle keeps is garbage that Python has not collected yet
+            self.held.append(sum(event.bytes for event in self.events_since(0)))
+            self._update_began = False
+        self._update_began |= entered == UPDATE
 
-    def _add(self, key: str, amount: int) -> None:
-        for phase in self._here:
-            phase[key] += amount
-
-    def _note_peak(self) -> None:
-        for phase in self._here:
-            phase["peak_bytes"] = max(phase["peak_bytes"], self._alive)
-
-    def _follow(self, tensor: torch.Tensor) -> bool:
-        """Follow a tensor's storage until it is released. Return whether it is new."""
-        storage = tensor.untyped_storage()
-        key = id(storage)
-        if key in self._storages or not storage.nbytes():
-            return False
-        self._storages[key] = storage.nbytes(), weakref.ref(storage, lambda _: self._release(key))
-        self._alive += storage.nbytes()
-        self._note_peak()
-        return True
-
-    def _release(self, key: int) -> None:
-        self._alive -= self._storages.pop(key)[0]
-
-
-def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
-    """Return the floating-point operations of a matrix product; None of any other operation."""
-    name = func._schema.name.removeprefix("aten::")
-    if name == "_scaled_dot_product_flash_attention_for_cpu":
-        return int(sdpa_flop_count(*(x.shape for x in args[:3])))
-    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
-        return int(sdpa_backward_flop_count(*(x.shape for x in args[:4])))
-    packet = func._overloadpacket
-    if packet not in flop_registry:  # torch has no product that is added in place, such as addmm_
-        packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    return int(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else None
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return the counts of each phase by its path; "" is the whole stage."""
+        return {
+            path: {
+                "flops": peak.work.flops,
+                "moved": peak.work.moved,
+                "launched": peak.work.launched,
+                "reads": sum(n for name, n in self._reads.items() if not path or f"{name}/".startswith(f"{path}/")),
+                "peak_bytes": peak.bytes,
+            }
+            for path, peak in self.peaks().items()
+        }
 
 
 def cost(run_stage: Callable[[], None], folder: Path, count: bool) -> dict[str, Any]:
@@ -201,7 +141,7 @@ def cost(run_stage: Callable[[], None], folder: Path, count: bool) -> dict[str, 
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return {
         "seconds": {path: {"cpu": cpu, "wall": wall} for path, (cpu, wall) in clock.seconds.items()},
-        "counts": counter.counts if counter else {},
+        "counts": counter.counts() if counter else {},
         "held": counter.held if counter else [],
         "tokens": tokens(folder / "telemetry.jsonl"),
         "card_peak_bytes": summary.get("phase_peak_bytes") or {},

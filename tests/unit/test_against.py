@@ -55,10 +55,11 @@ def test_products_bytes_launches_reads_and_peaks_are_counted_by_phase():
                 y.sum().item()  # reads 400 bytes and writes 4
             del y
         z = x + 1  # reads and writes 800 bytes
-    whole, train = counter.counts[""], counter.counts["train"]
+    whole, train = counter.counts()[""], counter.counts()["train"]
     assert (train["flops"], train["moved"], train["launched"], train["reads"]) == (4000, 404, 2, 1)
     assert (whole["flops"], whole["moved"], whole["launched"], whole["reads"]) == (4000, 404 + 1600 + 800, 4, 1)
-    assert (train["peak_bytes"], whole["peak_bytes"]) == (800 + 404, 800 + z.nbytes)
+    assert (train["peak_bytes"], whole["peak_bytes"]) == (1024 + 512 + 512, 1024 + 1024), "in blocks of 512"
+    del z
 
 
 def test_what_is_held_in_each_step_is_counted_once_however_often_an_optimizer_steps():
@@ -77,8 +78,8 @@ def test_what_is_held_in_each_step_is_counted_once_however_often_an_optimizer_st
         with torch.profiler.record_function("train"):
             optimizer.step()
             optimizer.step()
-    assert counter.held == [200, 300, 400, 500, 500], "the weight, its gradient, and what is kept"
-    assert counter.counts[""]["flops"] == 6 * 3 * 2 * 5**3
+    assert counter.held == [2 * 512, 3 * 512, 4 * 512, 5 * 512, 5 * 512], "blocks: weight, gradient, what is kept"
+    assert counter.counts()[""]["flops"] == 6 * 3 * 2 * 5**3
 
 
 def test_seconds_of_a_phase_inside_another_count_for_both():
