@@ -55,6 +55,29 @@ def deepen(shallow: Sequence[Event], deeper: Sequence[Event], layers: int, depth
     return _Builder(shallow, deeper, -(-(layers - low) // (high - low))).build()
 
 
+def releases_in_order(events: Sequence[Event]) -> list[Event]:
+    """Return the events with releases that follow each other in the order in which their storages were made.
+
+    Python's collector releases in an order of its own, which differs between depths and does not matter to an
+    allocator that is asked for nothing in between.
+    """
+    ordered: list[Event] = []
+    released: list[Event] = []
+    for event in events:
+        if event.bytes < 0:
+            released.append(event)
+            continue
+        ordered += sorted(released, key=_age)
+        released = []
+        ordered.append(event)
+    return [*ordered, *sorted(released, key=_age)]
+
+
+def _age(event: Event) -> int:
+    assert event.storage is not None
+    return event.storage
+
+
 def highest_at_depth(deep: Deep, layers: int, component_of: Sequence[StorageKind]) -> dict[str, Parts]:
     """Return the components at the peak of each phase, from repeated events, by the components of their sources.
 

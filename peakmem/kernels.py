@@ -13,7 +13,7 @@ from torch._ops import OpOverloadPacket
 
 from peakmem.cards import Gpu
 from peakmem.patches import bitsandbytes
-from peakmem.tensors import Args, Count, Kwargs, Op
+from peakmem.tensors import Args, Blocks, Count, Kwargs, Op
 
 Shape = Sequence[int]
 aten = torch.ops.aten
@@ -24,8 +24,8 @@ OF_VARIABLE_LENGTHS = "aten::_flash_attention_backward"  # the gradient of both
 ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "flash_attention_for_cpu")  # torch's kernels that we run
 
 
-def inside(gpu: Gpu) -> dict[str, Count]:
-    """Return what each operation, by its name, allocates inside its kernels on a card, in bytes."""
+def inside(gpu: Gpu) -> dict[str, Blocks]:
+    """Return what each operation, by its name, allocates inside its kernels on a card: bytes of its blocks."""
     return {
         "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
         "aten::_scaled_dot_product_efficient_attention_backward": functools.partial(_efficient_backward, gpu),
@@ -115,13 +115,13 @@ def _softmax_backward(args: Args, kwargs: Kwargs) -> int:
     return size
 
 
-def _safe_softmax(args: Args, kwargs: Kwargs) -> int:
+def _safe_softmax(args: Args, kwargs: Kwargs) -> tuple[int, int]:
     """Return the bytes of the softmax before its masked rows are set to zero, and of the mask that finds them.
 
-    Source: aten/src/ATen/native/SoftMax.cpp, _safe_softmax. Attention in plain steps uses it.
+    Source: aten/src/ATen/native/SoftMax.cpp, _safe_softmax. Attention in plain steps uses it. As one block, they would
+    not fit where the softmax alone does.
     """
-    size: int = args[0].nbytes + args[0].numel()
-    return size
+    return args[0].nbytes, args[0].numel()
 
 
 def _flash_backward(args: Args, kwargs: Kwargs) -> int:

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import flop_registry
 
 from peakmem.events import Work
 from peakmem.kernels import FLOPS
-from peakmem.tensors import Args, Count, Kwargs, Op, tensors_in
+from peakmem.tensors import Args, Blocks, Kwargs, Op, tensors_in
 
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # these launch no kernel
 PICKS = {"embedding", "index", "index_select", "gather"}
@@ -21,13 +21,13 @@ class Counts(NamedTuple):
     """What is counted of one operation of torch."""
 
     flops: Flops | None  # of products
-    inside: Count | None  # bytes that its kernels allocate, from (args, kwargs)
+    inside: Blocks | None  # that its kernels allocate, from (args, kwargs)
     writes: bool  # into an argument
     allocates: bool  # and launches no kernel
     picks: bool  # rows of its first argument
 
     @classmethod
-    def of(cls, func: Op, inside: Count | None) -> "Counts":
+    def of(cls, func: Op, inside: Blocks | None) -> "Counts":
         """Return what is counted of an operation, of whose kernels `inside` counts the memory."""
         name = func._schema.name.removeprefix("aten::")
         return cls(_flops_of(func), inside, func._schema.is_mutable, name in ALLOCATIONS, name in PICKS)
@@ -36,7 +36,7 @@ class Counts(NamedTuple):
 class OperationCounter:
     """Counts operations on one device. `kernels` maps an operation's name to the bytes that it allocates inside."""
 
-    def __init__(self, device: str, kernels: Mapping[str, Count]):
+    def __init__(self, device: str, kernels: Mapping[str, Blocks]):
         self.on_device = operator.attrgetter(f"is_{device}")  # of a tensor; `x.device.type` takes four times as long
         self._kernels = kernels
         self._counts: dict[int, Counts] = {}  # by an operation's id: operations live for ever, and take long to hash

@@ -28,6 +28,7 @@ from torch.optim import optimizer as optimizers
 
 from peakmem import cuda, foreign, kernels
 from peakmem.cards import Card
+from peakmem.depth import releases_in_order
 from peakmem.device import StandIn
 from peakmem.events import Event, Peak, StorageKind
 from peakmem.patches.replacing import Replaced
@@ -222,7 +223,11 @@ class Followed(StandIn):
         # On the card, layers that a shortened model leaves out would stay: they count as never made.
         gone = {e.storage for e in self._events if e.bytes < 0 and e.storage in self._left_out}
         self._events = [e for e in self._events if e.storage is None or e.storage not in gone]
-        record.events, record.components, record.peaks = self.events(), self.components(), self.peaks()
+        record.events, record.components, record.peaks = (
+            releases_in_order(self.events()),
+            self.components(),
+            self.peaks(),
+        )
         self._keep(record)
 
     # -- phases ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ Op = OpOverload[..., Any]  # an operation as torch's dispatcher gives it
 Args = tuple[Any, ...]  # an operation's arguments by position: tensors, lists of them, numbers and other types
 Kwargs = dict[str, Any]  # its arguments by name
 Count = Callable[[Args, Kwargs], int]
+Blocks = Callable[[Args, Kwargs], int | tuple[int, ...]]  # bytes of one block, or of several that are alive together
 
 META = torch.device("meta")  # of tensors that have shapes and no numbers
 PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))  # arguments that hold no tensor

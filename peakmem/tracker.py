@@ -25,7 +25,7 @@ from peakmem.gradient_sums import ADD, GradientSum, called_by_engine, in_backwar
 from peakmem.holders import Holders
 from peakmem.operations import OperationCounter
 from peakmem.peaks import around, peaks_of
-from peakmem.tensors import Args, Count, Kwargs, Op, tensors_in
+from peakmem.tensors import Args, Blocks, Kwargs, Op, tensors_in
 
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
 LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
@@ -42,7 +42,7 @@ class Tracker(TorchDispatchMode):
     `vocab_size`. `kernels` maps an operation's name to the bytes that it allocates inside itself, given (args, kwargs).
     """
 
-    def __init__(self, device: str, phases: Collection[str], vocab_size: int, kernels: Mapping[str, Count] = {}):
+    def __init__(self, device: str, phases: Collection[str], vocab_size: int, kernels: Mapping[str, Blocks] = {}):
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
         self.phases = phases
         self._logit_widths = {vocab_size, max(vocab_size, LOGITS_TILE)}
@@ -282,12 +282,14 @@ class Tracker(TorchDispatchMode):
         storage.freed_in, storage.freed_in_backward = self._phase, in_backward()
         self._release(number)
 
-    def _allocate_inside(self, size: int, operation: str) -> None:
+    def _allocate_inside(self, sizes: int | tuple[int, ...], operation: str) -> None:
         """Record what a kernel allocates, writes, reads again and releases."""
-        if size:
-            number = self.allocate(size, operation)
-            self._storages[number].component = "kernels"
+        numbers = []
+        for size in filter(None, sizes if isinstance(sizes, tuple) else (sizes,)):
+            numbers.append(self.allocate(size, operation))
+            self._storages[numbers[-1]].component = "kernels"
             self._work_here.moved += 2 * size
+        for number in numbers:
             self._release(number)
 
     def _note_sum(self, total: Tensor, first: Tensor) -> None:

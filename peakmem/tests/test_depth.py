@@ -2,7 +2,7 @@
 
 import pytest
 
-from peakmem.depth import NotAligned, align, deepen, highest_at_depth
+from peakmem.depth import NotAligned, align, deepen, highest_at_depth, releases_in_order
 from peakmem.events import BEGIN, Event, StorageKind
 from peakmem.lines import at_depth
 from peakmem.peaks import peaks_of
@@ -179,3 +179,15 @@ def test_an_alignment_has_the_fewest_insertions():
 def test_fewer_events_with_more_layers_are_an_error():
     with pytest.raises(NotAligned, match="fewer events"):
         align([("a", 1)] * 3, [("a", 1)] * 2)
+
+
+def test_releases_that_follow_each_other_come_in_the_order_of_birth():
+    """Garbage is collected in an order of its own; a release stays before the allocation after it."""
+    program = Program()
+    a, b, c = (program.make("x", MIB) for _ in range(3))
+    program.release(c, a)
+    d = program.make("y", MIB)
+    program.release(d, b)
+    released = [event.storage for event in releases_in_order(program.events) if event.bytes < 0]
+    assert released == [a, c, b, d]
+    assert [event.bytes for event in releases_in_order(program.events)] == [event.bytes for event in program.events]

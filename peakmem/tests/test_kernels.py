@@ -129,6 +129,15 @@ def test_softmax_of_float16_is_float32_without_a_copy_and_its_backward_pass_writ
     assert peaks["train"].bytes == single + single + half + single, "output, gradient, the input's gradient, product"
 
 
+def test_a_masked_softmax_and_its_mask_are_blocks_of_their_own():
+    """As one block they would not fit where a softmax alone has been."""
+    x = torch.empty(4, 1024, 1024, device=META)
+    with StandIn("t4", PHASES, 10**9) as stand_in:
+        torch.ops.aten._safe_softmax.default(x, -1)
+    inside = [event.bytes for event in stand_in.events() if "(inside)" in event.name]
+    assert inside == [x.nbytes, x.numel()]
+
+
 def test_a_card_before_ampere_lacks_bfloat16():
     assert cards.lacks_bfloat16("4090") is cards.lacks_bfloat16("some-card") is cards.lacks_bfloat16("2x3060") is None
     assert "compute capability is 7.5, and 8.0 is needed" in str(cards.lacks_bfloat16("t4"))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 
 from peakmem.cards import Gpu
+from peakmem.depth import releases_in_order
 from peakmem.device import StandIn
 from peakmem.events import Event, Work
 from peakmem.tensors import META
@@ -66,12 +67,12 @@ def rehearse(setting: Setting, layers: int) -> Rehearsed:
         phases = (STEP, FORWARD, BACKWARD, OPTIMIZER)
         recorder = StandIn("cuda", phases, setting.shape["vocab_size"], setting.gpu)
         with recorder, _heads_expanded(setting):
-            model = _model(setting, layers)
+            model = _model(setting, layers, recorder)
             optimizer = _optimizer(setting, [p for p in model.parameters() if p.requires_grad])
             model.train()
             _steps(setting, model, optimizer)
         work = {name: peak.work for name, peak in recorder.peaks().items()}
-        return Rehearsed(recorder.events(), work)
+        return Rehearsed(releases_in_order(recorder.events()), work)
     finally:
         gc.enable()
 
@@ -95,9 +96,9 @@ def _heads_expanded(setting: Setting) -> Iterator[None]:
         yield
 
 
-def _model(setting: Setting, layers: int) -> Any:
+def _model(setting: Setting, layers: int, recorder: StandIn) -> Any:
     """Return the model with its adapter, as the scripts make it."""
-    model = _base(setting, layers)
+    model = _base(setting, layers, recorder)
     form = {"use_reentrant": False}
     if setting.packing != "none":
         model = peft.prepare_model_for_kbit_training(
@@ -115,13 +116,14 @@ def _model(setting: Setting, layers: int) -> Any:
     return peft.get_peft_model(model, lora)
 
 
-def _base(setting: Setting, layers: int) -> Any:
+def _base(setting: Setting, layers: int, recorder: StandIn) -> Any:
     """Return the base on the card: a packed one as transformers loads it there, another one moved from the CPU."""
     fields = {**setting.shape, "num_hidden_layers": layers}
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     quantizer = _quantizer(setting)
     options: Any = {"dtype": setting.dtype, "attn_implementation": setting.attention}
-    model: Any = random_base.skeleton(transformers.AutoModelForCausalLM, config, quantizer, options)
+    with recorder.paused():  # it takes no memory, on `meta` in earnest
+        model: Any = random_base.skeleton(transformers.AutoModelForCausalLM, config, quantizer, options)
     weights = [
         (f"{path}.{name}" if path else name, module, name)
         for path, module in model.named_modules()
