@@ -46,15 +46,16 @@ def last(draw: random.Random) -> tuple[str, str]:
     return f"What is the last word of this list: {', '.join(words)}? Answer with one word.", words[-1]
 
 
-def even(draw: random.Random) -> tuple[str, str]:
-    number = draw.randrange(10, 5_000)
-    return f"Is {number} even or odd? Answer with one word.", ("even", "odd")[number % 2]
+def smallest(draw: random.Random) -> tuple[str, str]:
+    first, second, third = draw.sample(range(10, 100), 3)
+    question = f"Which number is the smallest of {first}, {second} and {third}? Answer with the number only."
+    return question, str(min(first, second, third))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("RLHF_REAL_MODELS" not in os.environ, reason="RLHF_REAL_MODELS=1: pip takes models of packages")
 @pytest.mark.parametrize(
-    ("task", "reward"), [(larger, "numeric_answer"), (last, "exact_answer"), (even, "exact_answer")]
+    ("task", "reward"), [(larger, "numeric_answer"), (last, "exact_answer"), (smallest, "numeric_answer")]
 )
 def test_a_first_recipe_learns_a_task_of_ones_own(task, reward, tmp_path):
     """SmolLM2-135M-Instruct; with seven minutes of one core each the interval of the gain lies above zero."""
