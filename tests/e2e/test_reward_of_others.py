@@ -74,6 +74,8 @@ def checkpoint(folder: Path, kind: str) -> Path:
         model = DebertaV2ForSequenceClassification(DebertaV2Config(vocab_size=32, **SHAPE))
     else:
         tokenizer = tiny.tokenizer(folder)
+        tokenizer.chat_template = tiny.TEMPLATE.replace("<|im_end|>\n", "<|im_end|>")  # a text's last token is EOS
+        tokenizer.save_pretrained(folder)
         qwen2 = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=1, **SHAPE)
         model = Qwen2ForSequenceClassification(qwen2)
         model.config.pad_token_id = tokenizer.eos_token_id if kind == "qwen2, padded by EOS" else None
