@@ -81,9 +81,16 @@ def _key(line: SampleLine) -> Key:
 def _table(lines: Mapping[str, Sequence[SampleLine]], name: str) -> SampleTable:
     """Return the table of one run's lines, or of several runs' with the same prompts."""
     first = next(iter(lines.values()))
-    columns: list[Column] = []
+    said_by: dict[Column, dict[Key, str]] = {}  # a policy that said the same in an earlier run has one column
+    shared: set[str] = set()
     for run, of_run in lines.items():
-        columns += [(run, policy) for policy in dict.fromkeys(name for row in of_run for name in row.answers)]
+        for policy in dict.fromkeys(name for row in of_run for name in row.answers):
+            said = {_key(row): row.answers[policy].response for row in of_run if policy in row.answers}
+            if any(name == policy and said == other for (_, name), other in said_by.items()):
+                shared.add(policy)
+            else:
+                said_by[run, policy] = said
+    columns = list(said_by)
     by_key = {run: {_key(line): line for line in of_run} for run, of_run in lines.items()}
     shown = first[:ROWS]
     questions = _questions(shown)
@@ -93,11 +100,13 @@ def _table(lines: Mapping[str, Sequence[SampleLine]], name: str) -> SampleTable:
     for line, (question, before) in zip(shown, questions, strict=True):
         answers = []
         for run, policy in columns:
-            said = by_key[run][_key(line)].answers if _key(line) in by_key[run] else {}
-            start = next((said[name] for name in STARTS if name in said), None)
-            answers.append(_said(said.get(policy), start, judged, right_or_wrong))
+            answered = by_key[run][_key(line)].answers if _key(line) in by_key[run] else {}
+            start = next((answered[name] for name in STARTS if name in answered), None)
+            answers.append(_said(answered.get(policy), start, judged, right_or_wrong))
         rows.append(SampleRow(str(line.step), question, before, answers, line.expected or ""))
-    titles = [STAGE_TITLES.get(policy, policy) + (f" ({run})" if len(lines) > 1 else "") for run, policy in columns]
+    once = {policy for policy in shared if [name for _, name in columns].count(policy) == 1}
+    named = [f" ({run})" if len(lines) > 1 and policy not in once else "" for run, policy in columns]
+    titles = [STAGE_TITLES.get(policy, policy) + name for (_, policy), name in zip(columns, named, strict=True)]
     at_once = sum(row.step == rows[0].step for row in rows[:OPEN])
     return SampleTable(
         name,

@@ -874,13 +874,16 @@ def test_an_answer_is_right_or_wrong_or_better_or_worse_than_that_of_the_start(t
 
 def test_runs_that_answered_the_same_prompts_share_a_table(tmp_path):
     def rows(*prompts: str) -> list[dict[str, Any]]:
-        return [{"step": 0, "prompt": prompt, "ppo": {"response": f"to {prompt}"}} for prompt in prompts]
+        said = {"sft": {"response": "the same"}}
+        return [{"step": 0, "prompt": p, **said, "ppo": {"response": f"{prompts} to {p}"}} for p in prompts]
 
     one, two, other = (written(tmp_path / n, rows(*p)) for n, p in (("one", "ab"), ("two", "ba"), ("other", "abc")))
     (table,) = tables_of(one, two)
-    assert table.columns == ["PPO (one)", "PPO (two)"] and table.name == ""
-    assert [[said.text for said in row.answers] for row in table.open] == [["to a"] * 2, ["to b"] * 2]
-    assert [(table.name, table.columns) for table in tables_of(one, other)] == [("one", ["PPO"]), ("other", ["PPO"])]
+    assert table.columns == ["SFT", "PPO (one)", "PPO (two)"] and table.name == "", "one start"
+    texts = [[said.text for said in row.answers[1:]] for row in table.open]
+    assert texts == [[f"{('a', 'b')} to {p}", f"{('b', 'a')} to {p}"] for p in "ab"]
+    apart = [(table.name, table.columns) for table in tables_of(one, other)]
+    assert apart == [("one", ["SFT", "PPO"]), ("other", ["SFT", "PPO"])]
 
 
 def test_several_samples_of_a_prompt_have_a_row_each(tmp_path):
