@@ -9,7 +9,7 @@ and patches/ those of other libraries.
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NoReturn, cast, get_args
+from typing import Any, NoReturn, Self, cast, get_args
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ class StandIn(Tracker):
         self._patches_of_program = patches
         self._patches = contextlib.ExitStack()
 
-    def __enter__(self) -> "StandIn":
+    def __enter__(self) -> Self:
         for part in (paths.patches, replacing.patches, self._patches_of_program):
             for patch in part(self) if part else ():
                 self._patches.enter_context(patch)

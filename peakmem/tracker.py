@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class Tracker(TorchDispatchMode):
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> "Tracker":
+    def __enter__(self) -> Self:
         self._holders.watch()
         super().__enter__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
         return self
