@@ -9,8 +9,8 @@ from rlhf import report as reporting
 from rlhf.cli.choice import Choice, tell_if_edited
 from rlhf.cli.options import OUTPUT, PRICE, StrictCommand, refuse_inputs, run_directories, typed_options
 from rlhf.cli.recipe_options import chooses_recipe
-from rlhf.errors import OptionError, UserError
-from rlhf.run.packages import install_command
+from rlhf.errors import OptionError
+from rlhf.run.packages import require_found
 from rlhf.terminal import counted, say, screen
 
 
@@ -31,13 +31,11 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
     if not runs:
         loaded = choice.load()
         runs = [out / loaded.name / loaded.version]
+    require_found(("plotly",), "a report", "report")
     tell_if_edited(runs)
     file = to or runs[0] / "report.html"
-    try:
-        refuse_inputs(file, reporting.data_files(runs))
-        left_out = reporting.write(runs, file, price)
-    except ModuleNotFoundError as error:
-        raise UserError(f"a report needs {error.name}: {install_command('report')}") from None
+    refuse_inputs(file, reporting.data_files(runs))
+    left_out = reporting.write(runs, file, price)
     screen.OUT.print(f"written to {file}")
     if left_out:
         say(f"{counted(len(left_out), 'part')} left out of the page, which names the reasons; the first: {left_out[0]}")
