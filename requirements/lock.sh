@@ -52,7 +52,7 @@ echo "$lock: $(grep -c == "$lock") pins"
 
 image=requirements/image.txt
 if [ -f "$image" ]; then cp "$image" "$new"; else : >"$new"; fi
-uv pip compile pyproject.toml --extra gpu --extra tracking --extra wandb --extra trackio --extra serve --extra math --extra tasks --constraint "$lock" --generate-hashes \
+uv pip compile pyproject.toml --extra gpu --extra tracking --extra wandb --extra trackio --extra serve --extra math --extra tasks --extra report --constraint "$lock" --generate-hashes \
     --python-platform x86_64-unknown-linux-gnu --python-version 3.12 \
     --no-header --annotation-style line --quiet --output-file "$new" >/dev/null
 {
@@ -65,7 +65,7 @@ python3 - >requirements/direct.txt <<'DIRECT'
 import tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = ("gpu", "tracking", "wandb", "trackio", "serve", "math", "tasks")
+extras = ("gpu", "tracking", "wandb", "trackio", "serve", "math", "tasks", "report")
 print(f"# Made by requirements/lock.sh: the direct dependencies, with the extras {', '.join(extras)}.")
 for line in [*project["dependencies"], *(x for extra in extras for x in project["optional-dependencies"][extra])]:
     print(line)

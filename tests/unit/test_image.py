@@ -77,7 +77,7 @@ def test_the_direct_dependencies_are_those_of_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lines = (ROOT / "requirements" / "direct.txt").read_text().splitlines()
-    inside = ("gpu", "tracking", "wandb", "trackio", "serve", "math", "tasks")
+    inside = ("gpu", "tracking", "wandb", "trackio", "serve", "math", "tasks", "report")
     direct = [*project["dependencies"], *(line for name in inside for line in extras[name])]
     assert [line for line in lines if not line.startswith("#")] == direct
 
