@@ -8,7 +8,7 @@ from statistics import mean
 from peakmem import cards
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.plan.own_rows import Lengths, Rows
-from rlhf.recipe import RM, STAGE_TABLE, Dialogues, Recipe, TrainingName
+from rlhf.recipe import REWARD_MODELS, STAGE_TABLE, Dialogues, Recipe, TrainingName
 
 SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/supervised/row_order.py
 DRAWN = 2**14  # rows: enough for a mean
@@ -66,8 +66,8 @@ def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows
 def joins_rows(recipe: Recipe, stage: TrainingName, phase: str) -> bool:
     """Return whether a phase of a stage computes no padding (rlhf/models/lean/packed.py).
 
-    The reward model's trainer wants the states of whole rows. Prompts that are sampled are padded, and so are held-out
-    rows of trainers, which the library's layers read.
+    The trainer of reward models wants the states of whole rows. Prompts that are sampled are padded, and so are
+    held-out rows of trainers, which the library's layers read.
     """
     hardware = recipe.hardware
     return (
@@ -76,7 +76,7 @@ def joins_rows(recipe: Recipe, stage: TrainingName, phase: str) -> bool:
         and hardware.device == "cuda"
         and recipe.model.dtype != "float32"
         and cards.gpu_of(hardware.name).capability >= (8, 0)
-        and stage != RM
+        and stage not in REWARD_MODELS
     )
 
 

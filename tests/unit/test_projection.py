@@ -302,6 +302,7 @@ def test_joined_rows_have_no_padding(monkeypatch):
     assert padding.row_tokens(joined, "dpo", 8) == pytest.approx(6 + 3 + 1)
     assert padding.row_tokens(joined, "dpo", 8, phase="evaluate") > 6 + 5, "by the library's layers"
     assert padding.row_tokens(joined, "rm", 1) == pytest.approx(6 + 5 + 1, abs=0.1), "its trainer wants whole rows"
+    assert not padding.joins_rows(joined, "second_rm", "train"), "it has the same trainer"
     for change in ({"hardware.trunk": "library"}, {"model.dtype": "float32"}):
         assert padding.joins_rows(joined, "ppo", "score"), "for this test"
         assert not padding.joins_rows(hh(**settings | change), "ppo", "score"), change
