@@ -64,6 +64,8 @@ def of_prompts(prompts: int | None) -> str:
 def way_to_know(value: float, interval: Ends | None, prompts: int | None) -> str:
     """Return how to know what is not known yet, as a clause."""
     if interval is None:
+        if prompts is not None:  # whoever counts prompts measures intervals, but where nothing varies
+            return "the same difference for every prompt has no interval"
         return "`rlhf run evaluate` measures an interval"
     needed = None if prompts is None else prompts_that_tell(value, interval, prompts)
     more = "more prompts" if needed is None else f"about {needed:,} prompts"
