@@ -19,7 +19,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Recipe, Role
 from rlhf.stages.online import reward_functions
 from rlhf.stages.online.reward_call import RewardFunction, json_messages
-from rlhf.stages.online.reward_sum import check_answers
+from rlhf.stages.online.reward_sum import check_answers, settle
 from rlhf.terminal import say
 
 WHERE = "evaluate.unrelated"
@@ -43,7 +43,9 @@ def load(recipe: Recipe, tokenizer: DialogueTokenizer, folder: Path, device: tor
     """
     tasks = []
     for task in recipe.evaluate.unrelated or ():
-        function = reward_functions.find(task.reward, WHERE).opened(folder, None, 0, device.type)
+        found = reward_functions.find(task.reward, WHERE)
+        settle(found)
+        function = found.opened(folder, None, 0, device.type)
         rows = formats.read((task.file,), on_bad_row="stop")
         corpus = Corpus(Split([], [*rows.rows]))
         answers = corpus.right_answers()

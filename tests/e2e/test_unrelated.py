@@ -2,13 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
 from rlhf import report
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.stages import runner
+from rlhf.process.guest.host import ended_afterwards
+from rlhf.stages import runner, unrelated
 from tests.helpers import beside, content_of, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
@@ -84,3 +89,19 @@ def test_rows_without_answers_are_no_checked_task(done, tmp_path):
     (tmp_path / "never.jsonl").write_text(json.dumps({"prompt": "Why?", "answer": "so"}) + "\n")
     with pytest.raises(UserError, match=r"never.jsonl: numeric_answer cannot judge responses to 'Why\?': the answer"):
         run_stages(small(evaluate__unrelated=[task | {"reward": "numeric_answer"}]), out, "evaluate", resume=False)
+
+
+def test_a_function_of_ones_own_has_the_threads_of_the_stage_here_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "import torch\n\n\ndef threads(completions):\n    return [torch.get_num_threads()] * len(completions)\n"
+    (tmp_path / "counts_threads.py").write_text(code)
+    loaded = small(evaluate__unrelated=[tasks_of(tmp_path)[0] | {"reward": "counts_threads:threads"}])
+    tokenizer = SimpleNamespace(encode_prompts=lambda prompts, longest: (prompts, 0))
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 2)
+    try:
+        with ended_afterwards():
+            (task,) = unrelated.load(loaded.recipe, cast(DialogueTokenizer, tokenizer), tmp_path, torch.device("cpu"))
+            assert task.function(["Why?"], ["so"], [None]) == [before + 2]
+    finally:
+        torch.set_num_threads(before)

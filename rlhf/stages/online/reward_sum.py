@@ -14,7 +14,6 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
-from rlhf.process.guest.host import Guest
 from rlhf.recipe import MODEL_REWARD, OnlineOptions, StageName
 from rlhf.stages.online import reward_functions, reward_guest
 from rlhf.stages.online.reward_call import RewardFunction, json_messages
@@ -82,8 +81,8 @@ class RewardSum:
         for name in options.reward_funcs:
             if name != MODEL_REWARD and name not in known:
                 found = reward_functions.find(name, f"{stage}.reward_funcs")
-                if folder is not None and (found.guest.folder is not None or "load" in found.signature.methods):
-                    _settle(found.guest)
+                if folder is not None:
+                    settle(found)
                 known[name] = found.opened(folder, options.reward_timeout, options.reward_retries, device)
         self.functions = {
             label: None if name == MODEL_REWARD else known[name]
@@ -183,9 +182,14 @@ class RewardSum:
         return {label: numbers for label, numbers in by_name.items() if self.functions[label]}, self.total(by_name)
 
 
-def _settle(guest: Guest) -> None:
-    """Let the user's own functions compute with the threads and the kernels of this process."""
-    guest.keep(
+def settle(function: RewardFunction) -> None:
+    """Let a function that may use torch, one of the user's or a model, compute with this process's threads and kernels.
+
+    It comes before the function is opened, which may compute.
+    """
+    if function.guest.folder is None and "load" not in function.signature.methods:
+        return
+    function.guest.keep(
         reward_guest.settle,
         threads=torch.get_num_threads(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
