@@ -254,7 +254,7 @@ class StageRun:
             self.path = self._place
             self.set_aside()
             self._beside.rename(self.path)
-            self._beside.parent.rmdir()
+            self._leave_beside()
         return read_summary(self.path)
 
     def set_aside(self, folder: Path | None = None) -> None:
@@ -268,7 +268,8 @@ class StageRun:
             return
         aside = free_name(self._place.with_name(f"{self.stage}.before"))
         folder.rename(aside)
-        say(f"{self.stage}: the earlier directory was moved to {aside}{self._advice_about(aside)}")
+        which = "unfinished" if folder == self._beside and not (aside / SUMMARY).exists() else "earlier"
+        say(f"{self.stage}: the {which} directory was moved to {aside}{self._advice_about(aside)}")
 
     # -- details ---------------------------------------------------------------------------------------------------
 

@@ -297,6 +297,21 @@ def test_a_finished_evaluation_stays_until_another_one_is_finished(evaluated: Pa
     assert {path.name for path in evaluated.parent.iterdir() if path.is_dir()} == {"evaluate", "evaluate.before-1"}
 
 
+def test_marks_of_a_stopped_evaluation_are_kept_and_called_unfinished(evaluated: Path, tmp_path, capsys):
+    run = evaluating(tmp_path)
+    with pytest.raises(KeyboardInterrupt), run.locked():
+        run.start(False, [], DEVICE)
+        (run.path / "judged.jsonl").write_text("{}\n")
+        (run.path.parent / "notes.txt").write_text("of somebody")
+        raise KeyboardInterrupt
+    aside = evaluated.with_name("evaluate.before-1")
+    assert (aside / "judged.jsonl").exists() and finished_evaluation(evaluated.parent)
+    assert f"the unfinished directory was moved to {aside}" in capsys.readouterr().err
+    with run.locked():
+        run.start(False, [], DEVICE)
+        assert run.finish({}, COSTS) is not None, "whatever else lies beside it"
+
+
 def test_an_evaluation_that_was_killed_between_two_renames_is_found_again(evaluated, tmp_path):
     beside = evaluated.parent / ".new" / "evaluate"
     beside.parent.mkdir()
