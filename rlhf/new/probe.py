@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.new.data import Asked
 from rlhf.recipe import BaseSpec
-from rlhf.stages.online.reward_call import RewardFunction
+from rlhf.stages.online.reward_call import RewardFunction, json_messages
 
 if TYPE_CHECKING:
     from rlhf.data.tokenize import DialogueTokenizer
@@ -59,6 +59,7 @@ def ask(
     base = load_base(spec, torch.device("cpu"))
     prompts, _ = tokenizer.encode_prompts([each.prompt for each in asked], prompt_tokens)
     texts, answers = [tokenizer.prompt_text(each.prompt) for each in asked], [each.answer for each in asked]
+    messages = [json_messages(each.prompt) for each in asked]
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         responses = sample(base, prompts, tokenizer, Sampling(prompt_tokens, most, 1.0, len(asked))).response_ids
@@ -66,7 +67,7 @@ def ask(
     for tokens in _lengths(most):
         cut = [[i for i in ids[:tokens] if i != tokenizer.eos_id] for ids in responses]
         completions = [tokenizer.decode(ids) for ids in cut]
-        numbers = [function(texts, completions, answers, cut, 0) for function in functions]
+        numbers = [function(texts, completions, answers, cut, 0, messages) for function in functions]
         rewards[tokens] = mean(sum(number or 0.0 for number in of_one) for of_one in zip(*numbers, strict=True))
     return Probe(rewards, len(asked))
 
