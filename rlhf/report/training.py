@@ -30,7 +30,6 @@ from rlhf.run.layout import TELEMETRY
 from rlhf.run.records import MetricsLine
 
 EVALUATED_KL = "eval/kl_per_token"  # key of metrics.jsonl
-NATS = "nats per token"
 
 
 def sections_of_curves(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
