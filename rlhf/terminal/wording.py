@@ -45,7 +45,7 @@ def number(value: object) -> str:
         return str(value)
     if isinstance(value, int) or (math.isfinite(value) and abs(value) >= 1000 and value == int(value)):
         return f"{int(value):,}"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value + 0.0:.4g}"  # and no -0
 
 
 def metric(key: str) -> str:

@@ -13,6 +13,11 @@ PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
 KNOWN = {"vs", "kl", "n", "sft", "l"}  # the last one of ROUGE-L
 
 
+@pytest.mark.parametrize(("value", "shown"), [(-0.0, "0"), (0.0, "0"), (-0.25, "-0.25"), (-1234.5, "-1,234")])
+def test_nothing_is_less_than_nothing(value, shown):
+    assert wording.number(value) == shown
+
+
 def test_no_metric_is_shown_as_an_abbreviation_that_nobody_explains():
     """A word without a vowel is one, as `lc` and `sd` are, and so is one with a digit in it, as `p5`."""
     section = PAGE.split("\n## Policies, on held-out prompts")[1].split("\n## Verdicts")[0]
