@@ -95,7 +95,8 @@ def _table(lines: Mapping[str, Sequence[SampleLine]], name: str) -> SampleTable:
     shown = first[:ROWS]
     questions = _questions(shown)
     judged = _judgement(first)
-    right_or_wrong = judged is not None and {_given(a, judged) for r in first for a in r.answers.values()} <= {0, 1}
+    given = {_given(a, judged) for r in first for a in r.answers.values()} if judged else set()
+    right_or_wrong = given <= {0, 1, None}
     rows = []
     for line, (question, before) in zip(shown, questions, strict=True):
         answers = []
@@ -139,12 +140,11 @@ def _questions(lines: Sequence[SampleLine]) -> list[tuple[str, list[Turn]]]:
 
 def _judgement(lines: Sequence[SampleLine]) -> str | None:
     """Return what judges the answers, as in `rlhf.run.evidence`: the true reward, a function's, else the score."""
-    for line in lines:
-        for answer in line.answers.values():
-            if answer.true_reward is not None:
-                return "true_reward"
-            return next(iter(answer.rewards), "score" if answer.score is not None else None)
-    return None
+    answers = [answer for line in lines for answer in line.answers.values()]
+    if any(answer.true_reward is not None for answer in answers):
+        return "true_reward"
+    scored = "score" if any(answer.score is not None for answer in answers) else None
+    return next((name for answer in answers for name in answer.rewards), scored)  # the first may have no verdict
 
 
 def _given(answer: Answer, judgement: str) -> float | None:

@@ -864,6 +864,9 @@ def test_an_answer_is_right_or_wrong_or_better_or_worse_than_that_of_the_start(t
         ("✗ right 0", "bad"),
         ("✓ right 1 · score 1", "good"),
     ]
+    without = [row(base={"score": 0.2}, grpo=right[0]["grpo"])]
+    (table,) = tables_of(written(tmp_path / "without", without))
+    assert [said.given for said in table.open[0].answers] == ["score 0.2", "✓ right 1 · score 1"], "one has no verdict"
     scores = [row(sft={"score": 0.5}, ppo={"score": -1.0}, dpo={"score": 0.5}, kto={"score": 0.75})]
     (table,) = tables_of(written(tmp_path / "scores", scores))
     assert [said.kind for said in table.open[0].answers] == ["", "bad", "", "good"]
