@@ -136,7 +136,7 @@ class Parents:
             ("they still train, or were stopped", begun),
         ):
             if policies:
-                say(f"not evaluated, for {words}: {', '.join(policies)}; evaluate again when it has finished them")
+                say(f"not evaluated, for {words}: {', '.join(policies)}; evaluate again when they are finished")
 
     def elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another run has finished a stage with the same settings, or None."""
