@@ -12,6 +12,7 @@ from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe import checks, watch
 from rlhf.observe.history import History
+from rlhf.recipe.learning_rates import adapter_rate
 from rlhf.rollout.engine import sample
 from rlhf.stages.online import session
 from tests.helpers import beside, content_of, grouped, run_stages, small
@@ -64,7 +65,7 @@ def test_a_learning_rate_that_is_too_high(tmp_path):
 def test_a_learning_rate_that_is_too_low(trained, tmp_path):
     reported = supervised(trained, tmp_path, "sft", learning_rate=1e-12, max_steps=40)
     assert set(reported) == {"flat_loss"}
-    assert reported["flat_loss"]["remedies"]["sft.learning_rate"] == 2e-12
+    assert reported["flat_loss"]["remedies"]["sft.learning_rate"] == adapter_rate("sft", width=32)
 
 
 def test_labels_that_are_noise(trained, tmp_path):
