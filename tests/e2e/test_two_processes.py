@@ -164,7 +164,7 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     began = time.monotonic()
     _, err = started.communicate(timeout=60)
     assert started.returncode == 1 and time.monotonic() - began < 60
-    opening, *lines = (line for line in err.splitlines() if "[flat_reward]" not in line)  # which so small a run deserves
+    opening, *lines = (line for line in err.splitlines() if "[flat_reward]" not in line)  # so small a run deserves it
     assert opening.startswith("ppo: cpu-tiny v1, ") and len(lines) == 1, err
     assert lines[0].startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in lines[0]
     run_stages(sizes(PPO), out, "ppo", resume=True)
