@@ -104,7 +104,8 @@ class StageRun:
         check_result(self.path, summary, largest=LARGE)
         hashes = self.parents.hashes()
         changed: list[str] = [name for name, digest in hashes.items() if manifest.parents.get(name) != digest]
-        changed += [file.name for file in (manifest.data.files if manifest.data else []) if self._changed(file)]
+        read = {file.name: file.sha256 for file in manifest.data.files} if manifest.data else {}
+        changed += [name for name, digest in (read | manifest.unrelated).items() if self._changed(name, digest)]
         if changed and self.stage not in REMADE:
             for name in hashes:
                 read_summary(self.parents.folder(name))  # one that is damaged is named itself
@@ -163,8 +164,8 @@ class StageRun:
     def describe(self, **facts: JsonObject) -> None:
         """Add facts to manifest.json.
 
-        `data`: which data was read; `cuts`: how many rows or prompts were cut to the recipe's lengths; `base`: what the
-        folder of the base was converted from.
+        `data`: which data was read; `unrelated`: the hash of each file of tasks that no stage trains; `cuts`: how many
+        rows or prompts were cut to the recipe's lengths; `base`: what the folder of the base was converted from.
         """
         if not self._manifest:  # of a stage that a command only reads
             return
@@ -348,10 +349,10 @@ class StageRun:
         back = f"rm -r {shlex.quote(str(self.path))} && mv {shlex.quote(str(aside))} {shlex.quote(str(self.path))}"
         return f". To continue it instead: stop this run, `{back}`, then --resume"
 
-    def _changed(self, file: records.DataFile) -> bool:
+    def _changed(self, name: str, digest: str) -> bool:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""
-        path = data_file(self.run_directory, file.name)
-        return path.exists() and sha256(path) != file.sha256
+        path = data_file(self.run_directory, name)
+        return path.exists() and sha256(path) != digest
 
 
 def _holds_no_work(folder: Path, logs: Collection[str]) -> bool:

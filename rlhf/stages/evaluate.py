@@ -74,6 +74,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     prompts, reward_sums = _prompts_and_rewards(run, corpus, tokenizer, trained, device)
     demonstrations = _demonstrations(tokenizer, corpus, options)
     tasks = unrelated.load(recipe, tokenizer, run.path, device)
+    if tasks:
+        run.describe(unrelated={str(task.facts["file"]): task.facts["sha256"] for task in tasks})
     pairs = None if recipe.rm is None else _HeldoutPairs(tokenizer, corpus, recipe.rm)
 
     with telemetry.phase("load"):

@@ -13,6 +13,7 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.process.guest.host import ended_afterwards
+from rlhf.run.directory import StageRun
 from rlhf.stages import runner, unrelated
 from tests.helpers import beside, content_of, run_stages, small
 
@@ -57,6 +58,11 @@ def test_tasks_are_measured_beside_everything_else(done, tmp_path, capsys):
     report.write([out / ROOT], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "What was not trained" in page and "no loss beyond noise" in page
+    run = StageRun(out, small(evaluate__unrelated=tasks), "evaluate")
+    assert run.done()
+    with (tmp_path / "letters.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "What is next?", "answer": 5}) + "\n")
+    assert not run.done(), "an evaluation is made anew where a file of a task has changed"
 
 
 @pytest.mark.parametrize(
