@@ -35,7 +35,7 @@ from rlhf.run.finished import (
     result_files,
     result_hash,
 )
-from rlhf.run.layout import FINDINGS, MANIFEST, MODEL, RESULT_FOLDERS, SUMMARY
+from rlhf.run.layout import FINDINGS, MANIFEST, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
 from rlhf.run.lock import locked, make_run_directory
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.packages import package_versions
@@ -70,7 +70,7 @@ class StageRun:
         self.loaded, self.stage, self.is_main = loaded, stage, is_main
         self.run_directory = out / loaded.name / loaded.version
         self.path = self._place = self.run_directory / stage
-        self._beside = self.run_directory / ".new" / stage  # named as the stage, which checks of results compare
+        self._beside = self.run_directory / REMAKING / stage  # named as the stage, which checks of results compare
         self.parents = Parents(
             loaded, stage, self.run_directory, reuse_root / loaded.name / loaded.version if reuse_root else None, only
         )

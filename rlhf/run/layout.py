@@ -6,6 +6,7 @@ rlhf/run/directory.py says what each of them holds.
 MANIFEST, SUMMARY = "manifest.json", "summary.json"  # records
 METRICS, TELEMETRY, SAMPLES, FINDINGS = "metrics.jsonl", "telemetry.jsonl", "samples.jsonl", "findings.jsonl"  # logs
 JUDGED_FILE = "judged.jsonl"  # marks that the reward `judge` was given
+REMAKING = ".new"  # folder in a run's of stages that are made anew beside their finished result
 ADAPTER, MODEL = "adapter", "model"  # folders
 RESULT_FOLDERS = (ADAPTER, MODEL)
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # names of peft

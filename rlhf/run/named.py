@@ -22,7 +22,7 @@ from rlhf.recipe import (
 )
 from rlhf.run import other_settings
 from rlhf.run.finished import read_manifest
-from rlhf.run.layout import MANIFEST
+from rlhf.run.layout import MANIFEST, REMAKING
 from rlhf.run.records import Manifest
 
 _MERGED = "merge.stage"  # the key that says which policy is merged
@@ -74,7 +74,8 @@ def named_run(path: Path) -> NamedRun:
     if not _stages_in(path):
         found = sorted(path.glob(f"*/{MANIFEST}")) + sorted(path.glob(f"*/*/{MANIFEST}"))
         found += sorted(path.glob(f"*/*/*/{MANIFEST}"))
-        inside = list(dict.fromkeys(str(file.parents[1]) for file in found if file.parent.name in STAGES))
+        stages = [file.parent for file in found if file.parent.name in STAGES and file.parents[1].name != REMAKING]
+        inside = list(dict.fromkeys(str(stage.parent) for stage in stages))
         hint = f"it holds {', '.join(inside[:3])}; name one of them" if inside else EXPECTED
         raise OptionError(f"{path}: no run, for no stage in it has a manifest.json; {hint}")
     return NamedRun(path, None)

@@ -152,10 +152,14 @@ def test_a_change_beside_those_of_the_run_is_taken(run):
 
 def test_what_is_no_run_says_so(command, run, tmp_path):
     (tmp_path / "empty").mkdir()
+    killed = run / ".new" / "evaluate"  # made anew when it was killed
+    killed.mkdir(parents=True)
+    (killed / "manifest.json").write_text("{}")
     nothing = "no run, for no stage in it has a manifest.json"
     for name in ("chat", "serve", "ab"):
         assert f"{tmp_path / 'empty'}: {nothing}; name a run directory" in command(name, tmp_path / "empty")[2]
-        assert f"{run.parents[1]}: {nothing}; it holds {run}; name one" in command(name, run.parents[1])[2]
+        for above in run.parents[:2]:
+            assert f"{above}: {nothing}; it holds {run}; name one" in command(name, above)[2]
         assert f"{run / 'x'}: no such folder; name a run directory" in command(name, run / "x")[2]
         assert f"Did you mean --recipe {RECIPE}?" in command(name, RECIPE)[2]
     assert f"{tmp_path / 'empty'}: {nothing}" in command("run", "ppo", tmp_path / "empty")[2]
