@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlhf.data.corpus import Corpus, Prompt
 from rlhf.data.tokenize import DialogueTokenizer
+from rlhf.data.worlds import gym
 from rlhf.evaluation.policies import PolicySamples
 from rlhf.evaluation.references import answers
 from rlhf.files import JsonObject
@@ -53,9 +54,16 @@ def _answer(policy: PolicySamples, i: int) -> JsonObject:
 
 
 def expected_answers(corpus: Corpus, prompts: Sequence[Prompt]) -> dict[Prompt, str]:
-    """Return the right answer to each prompt, or else the one that people chose, as far as the data have them."""
+    """Return the right answer to each prompt, or else the one that people chose, as far as the data have them.
+
+    Of several right answers it is the first: only a reward that compares with them refuses such data.
+    """
+    expected: dict[Prompt, str] = {}
+    for row in (*corpus.bare_prompts, *corpus.examples):
+        if row.right_answer is not None and (right := gym.right_answer(row.right_answer)):
+            expected.setdefault(row.prompt, right)
     chosen = {prompt: pair[0] for prompt, pair in zip(prompts, answers(corpus, prompts, 1), strict=True) if pair}
-    return chosen | corpus.right_answers()
+    return chosen | expected
 
 
 def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples]) -> Examples:

@@ -310,7 +310,7 @@ def test_a_model_that_cannot_be_trained_is_refused_in_one_line(checkpoints, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "nowhere"}, "--model nowhere: no such folder; models of"),
+        ({"model": "no/such/model"}, "--model no/such/model: no such folder; models of"),
         ({"model": "org/tiny", "revision": "main"}, "--revision main: a commit of 40 hexadecimal digits"),
         ({"revision": COMMIT}, "--revision belongs to a model of the hub"),
         ({"data": ("absent.jsonl",)}, "--data absent.jsonl: no such file; hh or ultrafeedback names a set"),
