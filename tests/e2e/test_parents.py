@@ -187,12 +187,12 @@ def stop(*_):
 def test_a_stage_that_does_not_fit_is_refused_before_its_parents_are_trained(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def predicted(loaded, stage):
+    def predicted(loaded, stage, **_):
         asked.append(stage)
         if stage == "ppo":
             raise UserError("ppo would need 99 GB")
 
-    monkeypatch.setattr(chain, "predict_peak", predicted)
+    monkeypatch.setattr(chain, "forecast", predicted)
     command = ["run", "ppo", "--with-parents", "--recipe", str(RECIPE), "--out", str(tmp_path), *SETS]
     code, out, err = rlhf(monkeypatch, capsys, *command)
     assert (code, out, err) == (1, "", "error: ppo would need 99 GB\n")
