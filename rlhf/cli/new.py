@@ -13,7 +13,7 @@ from rlhf.plan import machine
 from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PolicyStart, root_for_new
-from rlhf.recipe.stages import STARTS
+from rlhf.recipe.stages import GRPO, STARTS
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -120,7 +120,7 @@ def new(
     options = NewOptions(
         model=model or SMALL,
         card=chosen,
-        stages=new_recipe.stages_of(listed(("grpo" if task else "ppo,dpo") if stages is None else stages)),
+        stages=new_recipe.stages_of(listed((GRPO if task else "ppo,dpo") if stages is None else stages)),
         data=data,
         revision=revision,
         template=template,

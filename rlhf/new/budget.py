@@ -1,10 +1,10 @@
 """How much of a recipe is trained in a time: steps, rows and held-out prompts, by the projected hours of the chain."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.new.content import Content, supervised
+from rlhf.new.content import Content, Supervised, supervised
 from rlhf.new.data import OwnData
 from rlhf.recipe import ONLINE, STAGE_TABLE
 
@@ -81,9 +81,10 @@ def _part(content: Content, steps: int) -> Content:
     """Return the content with so many steps, and the same part of the rows of the other stages."""
     part = steps / content.steps
     known = (content.data.pairs or content.data.prompts) if isinstance(content.data, OwnData) else None
-    changed = {}
-    for name in ("sft", "rm", "dpo", "kto"):
-        before = getattr(content, name)
+    changed: dict[str, Any] = {}
+    for name, before in content._asdict().items():
+        if not isinstance(before, Supervised):
+            continue
         most = before.max_samples or known or 0
         few = supervised(most, known, part)
         changed[name] = before._replace(max_samples=few.max_samples, every=few.every, logging_steps=few.logging_steps)

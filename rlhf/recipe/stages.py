@@ -33,6 +33,7 @@ SFT: Final = "sft"  # the adapter at which policies start
 RM: Final = "rm"  # the reward model
 SECOND_RM: Final = "second_rm"  # a reward model that only measures: no policy learns from it
 PPO: Final = "ppo"
+GRPO: Final = "grpo"
 DPO: Final = "dpo"
 EVALUATE: Final = "evaluate"  # figures of all policies
 MERGE: Final = "merge"  # one checkpoint
@@ -66,6 +67,7 @@ class Stage:
     sizes_from: tuple[StageName, ...] = ()  # stages whose sections give sizes to its rehearsal
     least_rows: int = 1  # of a micro-batch; more than one where its loss compares them: their number is in the result
     shared: bool = True  # `hardware.count` processes may share it
+    rate: float = 2e-5  # learning rate of an adapter whose base is 4,096 wide: rlhf/recipe/learning_rates.py
     learning_phase: str = "train"  # the phase with the steps of the optimizer, in a stage that trains
     # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it
     # computes; and phases in which it has fetched all of them. While it loads, it has not given any away yet.
@@ -114,6 +116,7 @@ def _of_groups(title: str, place: tuple[int, int]) -> Stage:
         parents=("sft", *REWARD_MODELS),
         rows="prompts",
         module="groups",
+        rate=6e-5,
         learning_phase="update",
         divided=("update",),
         fetched=("rollout", "score", "evaluate"),
@@ -138,6 +141,7 @@ def _reward_model(title: str, place: tuple[int, int], module: str | None = None,
         rows="pairs",
         module=module,
         seed_offset=seed_offset,
+        rate=1e-4,
         divided=("train", "evaluate"),
         checks=(*_LOSS_CHECKS, "same_scores", "chance", "overconfident"),
         curves=(
@@ -157,6 +161,7 @@ STAGE_TABLE: dict[StageName, Stage] = {
         place=(0, 1),
         parents=("pretrain",),
         rows="demonstrations",
+        rate=2e-4,
         divided=("train", "evaluate"),
         samples="few",
         checks=_LOSS_CHECKS,
@@ -169,6 +174,7 @@ STAGE_TABLE: dict[StageName, Stage] = {
         place=(0, 2),
         parents=("sft", *REWARD_MODELS),
         rows="prompts",
+        rate=6e-5,
         learning_phase="update",
         divided=("update",),
         fetched=("rollout", "score", "evaluate"),
