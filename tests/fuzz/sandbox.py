@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 CPU_SECONDS = 30  # the slowest honest case needs 4
 WALL_SECONDS = 600  # a busy machine may need many
-MEMORY_BYTES = 2_500_000_000  # resident; a stage at test size needs 0.5 GB
+MEMORY_BYTES = 2_000_000_000  # resident, beside what the process begins with; a stage at test size takes 0.5 GB
 IDLE_SECONDS = 25  # without using any CPU: it waits for something that will not come
 OUTPUT_BYTES = 2_000_000  # of stdout and of stderr that are judged
 FILE_BYTES = 300_000_000  # of one file that a command may write
@@ -72,6 +72,7 @@ def run(
     given.write_bytes(stdin)
     started = moved = time.monotonic()
     used = 0.0
+    _, shared = _usage(os.getpid())
     pid = os.fork()
     if pid == 0:
         _become(arguments, folder, given, out, err, inside)
@@ -84,7 +85,7 @@ def run(
         now = time.monotonic()
         used, moved = (cpu, now) if cpu > used else (used, moved)
         over_time = cpu > CPU_SECONDS or now - started > WALL_SECONDS or now - moved > IDLE_SECONDS
-        if not stopped and (over_time or resident > MEMORY_BYTES):
+        if not stopped and (over_time or resident - shared > MEMORY_BYTES):
             stopped = "time" if over_time else "memory"
             os.kill(pid, signal.SIGKILL)
         watch(pid, cpu)

@@ -96,8 +96,8 @@ def test_limits_end_what_waits_what_computes_and_what_fills_the_memory(tmp_path,
 
     assert sandbox.run([], tmp_path, inside=compute).stopped == "time"
     monkeypatch.setattr(sandbox, "CPU_SECONDS", 30)
-    monkeypatch.setattr(sandbox, "MEMORY_BYTES", 1)
-    assert sandbox.run([], tmp_path, inside=lambda: time.sleep(60)).stopped == "memory"
+    monkeypatch.setattr(sandbox, "MEMORY_BYTES", 50_000_000)
+    assert sandbox.run([], tmp_path, inside=lambda: time.sleep(60 * len(b"x" * 200_000_000))).stopped == "memory"
     monkeypatch.undo()
     die = sandbox.run([], tmp_path, inside=lambda: os.kill(os.getpid(), signal.SIGUSR2))
     assert die.code == -signal.SIGUSR2
