@@ -72,10 +72,10 @@ def run(
     given.write_bytes(stdin)
     started = moved = time.monotonic()
     used = 0.0
-    _, shared = _usage(os.getpid())
     pid = os.fork()
     if pid == 0:
         _become(arguments, folder, given, out, err, inside)
+    _, shared = _usage(pid)  # the pages of the process that was forked, but those of files
     stopped = ""
     while True:
         done, status, usage = os.wait4(pid, os.WNOHANG)
