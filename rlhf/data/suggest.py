@@ -64,6 +64,8 @@ def _reading(row: Mapping[str, object]) -> _Reading | None:
     """Return what the columns with texts may be: what a name says, else the next one in order; None for no reading."""
     texts = [name for name, value in row.items() if isinstance(value, str) and not is_free(name, value)]
     texts = [name for name in texts if any(map(str.isalpha, str(row[name])))]
+    long = [name for name in texts if len(str(row[name]).split()) > 1]
+    texts = long if len(long) > 2 else texts  # a word beside them may say which answer is better
     said: dict[str, str] = {}
     for name in texts:
         role = next((role for role, pattern in SAYING.items() if re.search(pattern, name.lower())), None)
@@ -75,6 +77,9 @@ def _reading(row: Mapping[str, object]) -> _Reading | None:
         kind, said["answer"] = "question", "answer"
     else:
         kind = "completion" if len(texts) > 1 else "prompt"
+    others_say = any(name not in texts and not is_free(name, value) for name, value in row.items())
+    if kind == "preference" and not {"chosen", "rejected"} & said.keys() and others_say:
+        return None  # of two answers side by side such a column may say which is better
     found = {role: said[role] for role in ROLES[kind] if role in said}
     others = (name for name in texts if name not in found.values())
     for role in ROLES[kind]:

@@ -55,3 +55,12 @@ def test_columns_without_a_text_have_no_command(tmp_path):
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n3,4\n")
     with pytest.raises(UserError, match=r"unknown columns: 'a', 'b'\. Rename them .* --rename problem=prompt"):
         formats.read([tmp_path / "numbers.csv"])
+
+
+@pytest.mark.parametrize("verdicts", [(1, 2), ("x", "y"), ("a1", "a2")])
+def test_no_command_makes_pairs_of_answers_that_another_column_may_judge(tmp_path, verdicts):
+    rows = [f"What is {i}?,It is {i} here.,It is not {i}.,{verdicts[i % 2]}" for i in range(4)]
+    (tmp_path / "rows.csv").write_text("\n".join(["q,a1,a2,better_one", *rows]))
+    with pytest.raises(UserError) as error:
+        formats.read([tmp_path / "rows.csv"])
+    assert "is chosen" not in str(error.value) and "=rejected" not in str(error.value)
