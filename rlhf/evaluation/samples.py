@@ -10,7 +10,6 @@ from rlhf.data.corpus import Corpus, Prompt
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import gym
 from rlhf.evaluation.policies import PolicySamples
-from rlhf.evaluation.references import answers
 from rlhf.files import JsonObject
 from rlhf.run.outcomes import Example, Examples
 
@@ -53,17 +52,17 @@ def _answer(policy: PolicySamples, i: int) -> JsonObject:
     return answer
 
 
-def expected_answers(corpus: Corpus, prompts: Sequence[Prompt]) -> dict[Prompt, str]:
-    """Return the right answer to each prompt, or else the one that people chose, as far as the data have them.
+def expected_answers(corpus: Corpus) -> dict[Prompt, str]:
+    """Return the right answer to each prompt that has one in the data, as text.
 
-    Of several right answers it is the first: only a reward that compares with them refuses such data.
+    Of several right answers it is the first: only a reward that compares with them refuses such data. What people chose
+    of two answers is none: it may be wrong.
     """
     expected: dict[Prompt, str] = {}
     for row in (*corpus.bare_prompts, *corpus.examples):
         if row.right_answer is not None and (right := gym.right_answer(row.right_answer)):
             expected.setdefault(row.prompt, right)
-    chosen = {prompt: pair[0] for prompt, pair in zip(prompts, answers(corpus, prompts, 1), strict=True) if pair}
-    return chosen | expected
+    return expected
 
 
 def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples]) -> Examples:

@@ -104,7 +104,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     if tasks:
         details["unrelated"] = {task.name: task.facts for task in tasks}
     write_json(run.path / "details.json", details | rm_details)
-    run.logs.samples(0, sample_rows(tokenizer, prompts, samples, expected_answers(corpus, prompts)))
+    run.logs.samples(0, sample_rows(tokenizer, prompts, samples, expected_answers(corpus)))
     return Result(
         metrics, telemetry.costs(), examples(prompts, {name: samples[name] for name in (recipe.start, *trained)})
     )

@@ -86,7 +86,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     perplexity_after, answers_after = measure()
 
     answers = {"base": PolicySamples.unjudged(answers_before), "sft": PolicySamples.unjudged(answers_after)}
-    run.logs.samples(0, sample_rows(tokenizer, prompts, answers, expected_answers(corpus, prompts)))
+    run.logs.samples(0, sample_rows(tokenizer, prompts, answers, expected_answers(corpus)))
     metrics = {
         "perplexity": perplexity_after,
         "perplexity_before": perplexity_before,

@@ -71,7 +71,7 @@ def _read_prompts(
         reward_sum = RewardSum(run.stage, options, corpus.right_answers(), tokenizer, run.path, device=device.type)
         split = reward_sum.usable(split)
     prompts = OnlinePrompts(split, tokenizer, options, run.loaded.recipe.seed)
-    return prompts, reward_sum, expected_answers(corpus, prompts.validation[:LOGGED_PROMPTS])
+    return prompts, reward_sum, expected_answers(corpus)
 
 
 def _load_models(

@@ -67,7 +67,5 @@ def measure_against_start(
         for role in ("reference", "policy")
     )
     few = prompts[:FEW_SAMPLES]
-    run.logs.samples(
-        0, sample_rows(tokenizer, few, {recipe.start: before, run.stage: after}, expected_answers(corpus, few))
-    )
+    run.logs.samples(0, sample_rows(tokenizer, few, {recipe.start: before, run.stage: after}, expected_answers(corpus)))
     return Measured(before, after, shared)
