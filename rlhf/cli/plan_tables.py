@@ -206,12 +206,13 @@ def answer(plan: Plan) -> str:
             f"{said}: {gb(plan.free_bytes)} GB are {plan.free_words}, of which each process takes {gb(LIBRARIES)} GB "
             "for libraries, beside its peak"
         )
-    times = [planned.time for planned in plan.stages.values() if planned.time]
+    times = {stage: planned.time for stage, planned in plan.stages.items() if planned.time}
     if times:
-        _, hours, cost = _time_cells(times)
+        _, hours, cost = _time_cells([*times.values()])
+        of = f" of {', '.join(times)}" if len(times) > 1 else ""
         untimed = [stage for stage, planned in plan.stages.items() if planned.no_time]
         without = f" without {', '.join(untimed)}" if untimed else ""
-        parts.append(f"projected hours{without}: {hours}" + (f", {cost}" if cost != "-" else ""))
+        parts.append(f"projected hours{of}{without}: {hours}" + (f", {cost}" if cost != "-" else ""))
     return make_words.in_make_words(". ".join(parts))
 
 

@@ -16,7 +16,7 @@ from rlhf.new.options import NewOptions
 from rlhf.plan.own_rows import SAMPLE, UNCUT
 from rlhf.recipe import MODEL_REWARD, ONLINE
 from rlhf.recipe.schema_data import ReasoningGym
-from rlhf.recipe.stages import SFT, STAGE_TABLE
+from rlhf.recipe.stages import GRPO, SFT, STAGE_TABLE
 from rlhf.run.packages import package_version
 from rlhf.stages.online import reward_functions
 from rlhf.stages.online.reward_call import RewardFunction
@@ -147,6 +147,8 @@ def _check_kinds(options: NewOptions, file: str, rows: ParsedRows) -> None:
     if needing and not rows.pairs:
         functions_may = options.has_reward_model and not options.rewards and not {*ONLINE}.isdisjoint(options.stages)
         instead = "; --reward NAME, a function, needs none" if functions_may else ""
+        if options.rewards and not options.has_reward_model:
+            instead = f"; --stages {GRPO} needs none"
         raise UserError(f"--data {file}: no preference pairs, which {needing[0]} needs{instead} (docs/data.md)")
     judged = [STAGE_TABLE[stage].title for stage in options.stages if STAGE_TABLE[stage].rows == "judged"]
     if judged and not (rows.pairs or any(example.good is not None for example in rows.examples)):
