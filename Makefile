@@ -143,6 +143,8 @@ some    = $(strip $(wordlist 1,6,$(takers)) $(if $(word 7,$(takers)),and others)
 refuse  = $(error $(if $(filter $1,$(known)),$1 changes nothing in `make $(MAKECMDGOALS)`; it is for $(some),there is \
           no variable $1;$(call meant,$(nearest)) SET="ppo.steps=10" changes a key of the recipe))
 $(if $(MAKECMDGOALS),$(foreach v,$(filter-out $(taken),$(typed)),$(call refuse,$v)))
+$(foreach v,$(filter DATA FILES PROMPTS RECIPE RUN WEIGHTS,$(typed)),$(if $(strip $(value $v)),,$(error \
+  $v= names nothing: is a variable of the shell empty? Name it, or leave $v out)))
 $(foreach v,$(filter GUIDE RESUME SUMMARY FLASH_ATTN CUDA,$(taken)),$(if $(filter-out 0 1,$($v)),$(error \
   $v=$($v): write 1 or 0)))
 $(if $(filter VRAM_CAP,$(taken)),$(if $(filter-out docker podman local,$(RUNTIME)),$(error \

@@ -114,6 +114,8 @@ def test_unknown_target_is_an_error_even_where_a_folder_has_its_name(name):
         ("recipes HW=cpu", "HW changes nothing in `make recipes`"),
         ("ppo IMAGE=x", "IMAGE changes nothing in `make ppo`"),
         ("budgets ppo SEEDS=1", "SEEDS changes nothing in `make budgets ppo`; it is for reproduce"),
+        ("ppo HW=cpu DATA=", "DATA= names nothing"),
+        ("chat RUN=", "RUN= names nothing"),
         ("ppo RESUME=y", "RESUME=y: write 1 or 0"),
         ("image FLASH_ATTN=on", "FLASH_ATTN=on: write 1 or 0"),
         ("ppo RUNTIME=prod", "RUNTIME=prod: docker, podman or local"),
