@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import OneOf, StrictCommand, WholeNumber, ZeroOrMore
+from rlhf.cli.options import ANSWER_TEMPERATURE, ANSWER_TOKENS, OneOf, StrictCommand
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.cli.run_argument import RUN
 from rlhf.data.rows import Message
@@ -32,20 +32,8 @@ HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says thi
     type=OneOf(chatting.CHAT_STAGES),
     help="Stage whose model to load.",
 )
-@click.option(
-    "--temperature",
-    type=ZeroOrMore(min=0.01, max=100),
-    metavar="T",
-    show_default="the recipe's",
-    help="Temperature of sampling; 0 takes the likeliest token.",
-)
-@click.option(
-    "--tokens",
-    type=WholeNumber(min=1),
-    metavar="N",
-    show_default="the recipe's",
-    help="Longest answer, in tokens.",
-)
+@ANSWER_TEMPERATURE
+@ANSWER_TOKENS
 def chat(
     choice: Choice, out: Path, stage: chatting.ChatStage | None, temperature: float | None, tokens: int | None
 ) -> None:

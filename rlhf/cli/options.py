@@ -203,6 +203,18 @@ PRICE = click.option(
 )
 
 
+ANSWER_TEMPERATURE = click.option(
+    "--temperature",
+    type=ZeroOrMore(min=0.01, max=100),
+    metavar="T",
+    show_default="the recipe's",
+    help="Temperature of sampling; 0 takes the likeliest token.",
+)
+ANSWER_TOKENS = click.option(
+    "--tokens", type=WholeNumber(min=1), metavar="N", show_default="the recipe's", help="Longest answer, in tokens."
+)
+
+
 def memory_limit(context: click.Context, parameter: click.Parameter, value: str | None) -> int | Literal["card"] | None:
     """Return the bytes of a size with its unit, such as `12GB`, or `card`. Raises BadParameter for all else."""
     if value == "card":

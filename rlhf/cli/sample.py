@@ -12,10 +12,11 @@ from rich.text import Text
 from rlhf import report
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import (
+    ANSWER_TEMPERATURE,
+    ANSWER_TOKENS,
     OUTPUT,
     StrictCommand,
     WholeNumber,
-    ZeroOrMore,
     existing_file,
     listed,
     refuse_inputs,
@@ -69,16 +70,8 @@ def policies(context: click.Context, parameter: click.Parameter, typed: str) -> 
     show_default=True,
     help="Answers of each policy to a prompt.",
 )
-@click.option(
-    "--temperature",
-    type=ZeroOrMore(min=0.01, max=100),
-    metavar="T",
-    show_default="the recipe's",
-    help="Temperature of sampling; 0 takes the likeliest token.",
-)
-@click.option(
-    "--tokens", type=WholeNumber(min=1), metavar="N", show_default="the recipe's", help="Longest answer, in tokens."
-)
+@ANSWER_TEMPERATURE
+@ANSWER_TOKENS
 @click.option("--to", type=OUTPUT, metavar="FILE", help="JSON lines file to write the answers to.")
 @click.option("--page", type=OUTPUT, metavar="FILE", help="HTML file to write the answers to, side by side.")
 def sample(
