@@ -71,7 +71,7 @@ EXTRAS  ?= gpu math report serve tracking $(filter wandb trackio,$(REPORT_TO)) $
 MAIN    := help-all setup recipes plan rehearse fetch data-check reward sft rm ppo grpo dpo all evaluate report chat
 TARGETS := $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
 unknown := $(filter-out $(TARGETS),$(MAKECMDGOALS))
-$(if $(unknown),$(error no target '$(firstword $(unknown))'; `make help-all` lists them))
+$(if $(unknown),$(error no target '$(firstword $(unknown))'; `make help-all` lists them; `$(VENV)/bin/rlhf` has more commands))
 $(foreach v,IMAGE PYTHON VENV,$(if $(filter 1,$(words $($v))),,$(error $v=$($v): give one word)))
 
 .PHONY: $(TARGETS) checked

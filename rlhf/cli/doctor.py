@@ -20,15 +20,18 @@ STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 @click.command(cls=StrictCommand)
 @chooses_recipe(changes=SET_HELP, out=True)
 def doctor(choice: Choice, out: Path) -> None:
-    """Check what this machine lacks for a recipe.
+    """Check what this machine lacks for a recipe, or for any.
 
     Looked at are driver, cards, packages, container runtime, memory and disk. Each line says what was found, and the
     way out where something is wrong. What the recipe needs is predicted. The exit code is 1 if something is missing
     without which it cannot run.
     """
-    needs = examining.needs_of(choice.load())
+    needs = None if choice == Choice() else examining.needs_of(choice.load())
     with quiet_libraries():
-        found = [*examining.checks(examining.look(out), needs)]
+        host = examining.look(out)
+    if needs is None:
+        needs = examining.Needs("a recipe", on_card=bool(host.gpus), cards=len(host.gpus or ()))
+    found = [*examining.checks(host, needs)]
     width = max(len(check.name) for check in found)
     for check in found:
         way_out = f": {check.way_out}" if check.way_out else ""
@@ -38,4 +41,7 @@ def doctor(choice: Choice, out: Path) -> None:
     if missing:
         screen.OUT.print(f"{needs.recipe} cannot run here yet: {', '.join(missing)}")
         sys.exit(1)
-    screen.OUT.print(f"{needs.recipe} can run here")
+    if choice == Choice():
+        screen.OUT.print("to compare this with what a recipe needs, name one: --hw NAME or --recipe DIR")
+    else:
+        screen.OUT.print(f"{needs.recipe} can run here")

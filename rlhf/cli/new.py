@@ -160,6 +160,7 @@ def _show_cpu(name: str, created: new_recipe.NewRecipe, card: ChosenCard) -> Non
         (stage, f"{predicted.whole.peak_bytes / GB:.2f}", _minutes(created.hours.get(stage)))
         for stage, predicted in created.fit.stages.items()
     ]
+    rows.append(("in all", "", _minutes(sum(created.hours.values()))))
     title = f"{name}: predicted memory of {card.memory_gb:g} GB free, projected minutes"
     rows_table(title, ("stage", "peak, GB", "minutes"), rows)
     screen.OUT.print(

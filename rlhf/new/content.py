@@ -12,9 +12,8 @@ from rlhf.new.model import ModelFacts, ModelFiles
 from rlhf.new.options import ChosenCard, NewOptions
 from rlhf.recipe import TRAINING_STAGES, StageName, TrainingName
 from rlhf.recipe.context import context_length, too_long
-from rlhf.recipe.learning_rates import LIGHT, adapter_rate
+from rlhf.recipe.learning_rates import adapter_rate
 from rlhf.recipe.model_types import LEAN_TYPES
-from rlhf.recipe.stages import SFT
 
 ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
 FUNCTION_ROLLOUTS = 64  # of a step that functions alone reward: at first few responses are right (cpu-smollm2-sums)
@@ -124,9 +123,7 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -
         steps = max(LEAST_STEPS, steps)
     prompt, response = _lengths(options, data, chat, context_length(facts.architecture))
     width = int(facts.architecture["hidden_size"])
-    rates = {stage: adapter_rate(stage, width) for stage in TRAINING_STAGES}
-    if chat:
-        rates[SFT] = adapter_rate(SFT, width) * LIGHT
+    rates = {stage: adapter_rate(stage, width, chat) for stage in TRAINING_STAGES}
 
     return Content(
         title=f"{model_name} on {data_name}, for {options.card.words}",

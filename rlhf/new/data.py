@@ -88,6 +88,16 @@ DATA_SETS = {
 }
 
 
+def check_files(names: Sequence[str]) -> None:
+    """Raise OptionError for a name of --data that is neither a pinned set, named alone, nor a file."""
+    if len(names) == 1 and names[0] in DATA_SETS:
+        return
+    for file in names:
+        if not Path(file).exists():
+            way_out = f"{' or '.join(DATA_SETS)} names a set of the hub"
+            raise OptionError(no_such("file", f"--data {file or repr('')}", way_out))
+
+
 def read_data(options: NewOptions, names: tuple[str, ...], tokenizer: "DialogueTokenizer") -> DataSet | OwnData:
     """Return the data that --data names: files that can be read, or a pinned set. Raises OptionError, UserError.
 
@@ -101,10 +111,6 @@ def read_data(options: NewOptions, names: tuple[str, ...], tokenizer: "DialogueT
         if comparing:
             raise OptionError(f"--reward {comparing[0].name} needs right answers: name a file of them with --data")
         return DATA_SETS[names[0]]
-    for file in names:
-        if not Path(file).exists():
-            way_out = f"{' or '.join(DATA_SETS)} names a set of the hub"
-            raise OptionError(no_such("file", f"--data {file or repr('')}", way_out))
     files = tuple(str(Path(file).resolve()) for file in names)
     rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE)
     _check_kinds(options, names[0], rows)

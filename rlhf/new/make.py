@@ -20,7 +20,7 @@ from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.new import budget, probe
 from rlhf.new.content import Content, initial_content, render
-from rlhf.new.data import OwnData
+from rlhf.new.data import OwnData, check_files
 from rlhf.new.model import ModelFacts, describe, read_model
 from rlhf.new.options import KNOWN_CARDS, ChosenCard, NewOptions
 from rlhf.plan import machine, prediction_file
@@ -44,6 +44,7 @@ from rlhf.recipe import (
     StageName,
 )
 from rlhf.stages.online import reward_functions
+from rlhf.terminal.progress import Work
 from rlhf.terminal.wording import GB
 
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
@@ -194,13 +195,14 @@ class NewRecipe(NamedTuple):
     notes: tuple[str, ...]  # what was found out for this recipe
 
 
-def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say) -> NewRecipe:
+def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Work) -> NewRecipe:
     """Return a new recipe, written into the folder of recipes. `say` is told what is being done.
 
     Raises UserError for a model, data or a card that cannot be used, and if the folder exists. Nothing is left behind
     then, and neither after Ctrl-C.
     """
     check_rewards(options)
+    check_files(options.data)
     target = target_of(recipes_root, options)
     say(f"reading {options.model}")
     model = read_model(options.model, options.revision)
@@ -240,7 +242,7 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
 
 
 def _ask_base(
-    options: NewOptions, facts: ModelFacts, content: Content, loaded: PinnedRecipe, say: Say
+    options: NewOptions, facts: ModelFacts, content: Content, loaded: PinnedRecipe, say: Work
 ) -> probe.Probe | None:
     """Return what the base answers, where it is asked: a small one that is here, which functions alone will reward."""
     local = content.model.source != "hub" and facts.parameters <= probe.LARGEST
@@ -250,7 +252,7 @@ def _ask_base(
     functions = [reward_functions.find(name, "--reward") for name in options.rewards]
     spec = BaseSpec(loaded.recipe.model, loaded.recipe.tokenizer)
     prompt, response = content.max_prompt_length, content.response_length
-    return probe.ask(spec, facts.tokenizer, functions, content.data.asked, prompt, response)
+    return probe.ask(spec, facts.tokenizer, functions, content.data.asked, prompt, response, say.done)
 
 
 def _within_budget(options: NewOptions, content: Content, draft: Path, fitted: Fit, say: Say) -> Content:

@@ -1,6 +1,6 @@
 """What the base answers before anything is trained: how long responses have to be, and how often they are rewarded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,8 +45,11 @@ def ask(
     asked: Sequence[Asked],
     prompt_tokens: int,
     most: int,
+    done: Callable[[float], None] = lambda share: None,
 ) -> Probe:
     """Return what the base gets for responses of up to `most` tokens, also cut to half of them, a quarter, and so on.
+
+    done: told the share of the answers that is there, from 0 to 1.
 
     Raises what loading the base raises, and UserError where a function fails.
     """
@@ -62,7 +65,8 @@ def ask(
     messages = [json_messages(each.prompt) for each in asked]
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
-        responses = sample(base, prompts, tokenizer, Sampling(prompt_tokens, most, 1.0, len(asked))).response_ids
+        sampling = Sampling(prompt_tokens, most, 1.0, len(asked))
+        responses = sample(base, prompts, tokenizer, sampling, done=done).response_ids
     rewards = {}
     for tokens in _lengths(most):
         cut = [[i for i in ids[:tokens] if i != tokenizer.eos_id] for ids in responses]

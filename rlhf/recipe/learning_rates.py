@@ -11,18 +11,24 @@ widths above, and so is that of DPO and KTO: 1e-4 with 576 (cpu-smollm2-hh), 1e-
 """
 
 from rlhf.recipe.schema import Recipe
-from rlhf.recipe.stages import STAGE_TABLE, TRAINING_STAGES, StageName
+from rlhf.recipe.stages import SFT, STAGE_TABLE, TRAINING_STAGES, StageName
 
 WIDTH, POWER = 4096, 0.781
 LIGHT = 0.1  # of SFT's rate, for a base that was tuned with the same chat template
 
 
-def adapter_rate(stage: StageName, width: int) -> float:
-    """Return the rate with which a stage's adapter begins on a base of a hidden size, to one digit."""
-    return float(f"{STAGE_TABLE[stage].rate * (WIDTH / width) ** POWER:.0e}")
+def adapter_rate(stage: StageName, width: int, chat: bool) -> float:
+    """Return the rate with which a stage's adapter begins on a base of a hidden size, to one digit.
+
+    chat: the base was tuned with the template in which its rows are written.
+    """
+    rate = float(f"{STAGE_TABLE[stage].rate * (WIDTH / width) ** POWER:.0e}")
+    return rate * LIGHT if chat and stage == SFT else rate
 
 
 def usual_rate(recipe: Recipe, stage: StageName) -> float | None:
     """Return the same for a recipe; None where it trains no adapter, or the width is not known."""
     shape = recipe.model.architecture
-    return adapter_rate(stage, shape.hidden_size) if shape and stage in TRAINING_STAGES else None
+    if shape is None or stage not in TRAINING_STAGES:
+        return None
+    return adapter_rate(stage, shape.hidden_size, recipe.tokenizer.template == "chat")

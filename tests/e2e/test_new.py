@@ -23,6 +23,7 @@ from rlhf.plan.phases import PredictedStage
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.packages import package_version
+from rlhf.terminal.progress import Work
 from tests import models
 from tests.e2e.predictor import LEAST, Predictor
 from tests.helpers import run_stages
@@ -32,8 +33,7 @@ KINDS = ("llama", "qwen3", "gemma3_text", "phi3")
 ROOT = Path(__file__).parents[2]
 
 
-def quiet(what: str) -> None:
-    """Say nothing."""
+quiet = Work("", lambda text: None)
 
 
 def make(root: Path, model: str, card: str = "24GB", predict: Any = None, **options: Any) -> Any:

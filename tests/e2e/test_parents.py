@@ -164,7 +164,11 @@ def test_a_root_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
     ("stage", "changes", "message"),
     [
         ("grpo", {}, "grpo: .* has no such stage; add a section grpo"),
-        ("grpo", {"grpo.reward_funcs": "[numeric_answr]"}, "grpo.reward_funcs: no reward 'numeric_answr'; known are"),
+        (
+            "grpo",
+            {"grpo.reward_funcs": "[numeric_answr]"},
+            "no reward 'numeric_answr'; nearest: numeric_answer; known are",
+        ),
         ("grpo", {"grpo.reward_funcs": "['absent_module:polite']"}, "absent_module:polite cannot be used"),
         ("evaluate", {"evaluate.bertscore_model": "absent"}, "evaluate.bertscore_model: absent is not a folder"),
     ],

@@ -65,7 +65,7 @@ def test_a_learning_rate_that_is_too_high(tmp_path):
 def test_a_learning_rate_that_is_too_low(trained, tmp_path):
     reported = supervised(trained, tmp_path, "sft", learning_rate=1e-12, max_steps=40)
     assert set(reported) == {"flat_loss"}
-    assert reported["flat_loss"]["remedies"]["sft.learning_rate"] == adapter_rate("sft", width=32)
+    assert reported["flat_loss"]["remedies"]["sft.learning_rate"] == adapter_rate("sft", 32, chat=False)
 
 
 def test_labels_that_are_noise(trained, tmp_path):
@@ -168,7 +168,7 @@ def test_a_reward_that_does_not_rise(taught, tmp_path):
     loaded = small(**TAUGHT | PPO | more, ppo__learning_rate=1e-9, ppo__value_learning_rate=1e-9)
     run_stages(loaded, beside(taught, tmp_path, "pretrain", "sft", "rm"), "ppo")
     reported = findings(tmp_path, "ppo")
-    assert reported["flat_reward"]["remedies"] == {"ppo.learning_rate": adapter_rate("ppo", width=32)}
+    assert reported["flat_reward"]["remedies"] == {"ppo.learning_rate": adapter_rate("ppo", 32, chat=False)}
     assert reported["flat_reward"]["step"] >= checks.MANY
 
 

@@ -88,6 +88,16 @@ def test_the_exit_code_says_whether_the_recipe_can_run(monkeypatch, capsys, tmp_
     assert code == 1 and out.splitlines()[-1] == "4090-llama2-7b v2 cannot run here yet: driver, disk"
 
 
+def test_without_a_recipe_the_machine_alone_is_looked_at(monkeypatch, capsys):
+    """A card that is there has to be usable; a machine without one lacks nothing."""
+    for host, code in ((WELL._replace(gpus=None, torch_cuda=None), 0), (WELL._replace(torch_cuda=None), 1)):
+        monkeypatch.setattr(doctor, "look", lambda out, host=host: host)
+        found, out, _ = rlhf(monkeypatch, capsys, "doctor")
+        assert found == code and ("cannot run here yet: torch" if code else "name one: --hw") in out.splitlines()[-1]
+    code, _, err = rlhf(monkeypatch, capsys, "doctor", "--set", "seed=1")
+    assert code == 2 and "name a recipe" in err
+
+
 def test_this_machine_is_looked_at(tmp_path, monkeypatch):
     """With stand-ins for nvidia-smi, docker and podman in the path; a driver that is broken has no cards."""
     programs = {

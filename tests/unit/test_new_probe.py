@@ -27,7 +27,7 @@ def test_a_reward_of_messages_is_given_them(tmp_path, monkeypatch):
     (tmp_path / "my_messages.py").write_text(OF_MESSAGES)
     monkeypatch.setattr(loading, "load_base", lambda *_: None)
     responses = SimpleNamespace(response_ids=[[7] * 20, [7] * 4])
-    monkeypatch.setattr(engine, "sample", lambda *_: responses)
+    monkeypatch.setattr(engine, "sample", lambda *_, **__: responses)
     tokenizer = SimpleNamespace(
         encode_prompts=lambda prompts, longest: ([[1] for _ in prompts], 0),
         prompt_text=lambda prompt: prompt[0].content,

@@ -270,7 +270,7 @@ def test_without_its_library_the_way_to_it_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("exact", "no reward 'exact'; known are model, exact_answer, numeric_answer"),
+        ("exact", "no reward 'exact'; nearest: exact_answer; known are model, exact_answer, numeric_answer"),
         ("regex", "regex: option pattern is missing"),
         ("regex(pattern='(')", "pattern is not a valid regular expression"),
         ("regex(pattern='a', pattern='b')", "option pattern is given twice"),

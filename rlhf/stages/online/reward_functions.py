@@ -10,6 +10,7 @@ rlhf/stages/online/reward_call.py says what for.
 """
 
 import ast
+import difflib
 import inspect
 import os
 import re
@@ -60,7 +61,9 @@ def _registered(name: str, where: str) -> RewardFunction:
         raise UserError(f"{where}: {name!r} is not a reward; write it as regex(pattern='^Yes'); {known}") from None
     kind = REGISTRY.get(call.func.id)
     if kind is None:
-        raise UserError(f"{where}: no reward {call.func.id!r}; {known}")
+        alike = difflib.get_close_matches(call.func.id, REGISTRY, 1, 0.5)
+        nearest = f"nearest: {alike[0]}; " if alike else ""
+        raise UserError(f"{where}: no reward {call.func.id!r}; {nearest}{known}")
     given = [keyword.arg for keyword in call.keywords]
     twice = next((key for key in options if given.count(key) > 1), None)
     fault = f"option {twice} is given twice" if twice else _fault(kind, options)
