@@ -1,6 +1,6 @@
-"""Likelihood of given texts under a model: perplexity, and log-probabilities of whole sequences."""
+"""Likelihood of given texts under a model: perplexity."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -25,46 +25,21 @@ def perplexity(model: Model, sequences: Sequence[ScoredText], pad_id: int, batch
     which batches do change.
     Raises ValueError where no token is scored.
     """
-    total, count = 0.0, 0
-    for _, losses, _ in _token_losses(model, sequences, pad_id, batch_size):
+    model.eval()
+    device = next(model.parameters()).device
+    by_length, total, count = sorted(sequences, key=lambda sequence: len(sequence[0])), 0.0, 0
+    for start in range(0, len(by_length), batch_size):
+        batch = by_length[start : start + batch_size]
+        ids = pad_right([sequence for sequence, _ in batch], pad_id).to(device)
+        scored = torch.zeros_like(ids, dtype=torch.bool)
+        for row, (sequence, skipped) in enumerate(batch):
+            scored[row, max(skipped, 1) : len(sequence)] = True
+        losses = _losses(model, ids, scored)
         total += losses.double().sum().item()
         count += losses.numel()
     if not count:
         raise ValueError("perplexity needs at least one token to score")
     return float(torch.tensor(total / count).exp())
-
-
-@torch.no_grad()
-def sequence_logprobs(model: Model, sequences: Sequence[ScoredText], pad_id: int, batch_size: int) -> torch.Tensor:
-    """Return the sum of the log-probabilities of each sequence's scored tokens in nats.
-
-    Returns (N,) float64 on the CPU, in their order.
-    """
-    sums = torch.zeros(len(sequences), dtype=torch.float64)
-    for rows, losses, scored in _token_losses(model, sequences, pad_id, batch_size):
-        owner = torch.tensor(rows).repeat_interleave(scored.sum(1).cpu())
-        sums.index_add_(0, owner, -losses.double().cpu())
-    return sums
-
-
-def _token_losses(
-    model: Model, sequences: Sequence[ScoredText], pad_id: int, batch_size: int
-) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-    """Yield for each batch its indices in `sequences`, the losses of its scored tokens, and their mask (B, T).
-
-    A loss is a negative log-likelihood; losses come row after row. Batches are made by length.
-    """
-    model.eval()
-    device = next(model.parameters()).device
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i][0]))
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        ids = pad_right([sequences[i][0] for i in rows], pad_id).to(device)
-        scored = torch.zeros_like(ids, dtype=torch.bool)
-        for row, i in enumerate(rows):
-            sequence, skipped = sequences[i]
-            scored[row, max(skipped, 1) : len(sequence)] = True
-        yield rows, _losses(model, ids, scored), scored
 
 
 def _losses(model: Model, ids: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ Level = Literal[TokenLevel, "sequence_sum"]  # of the importance ratio: groups.p
 LossType = Literal["grpo", "dapo", "dr_grpo", "cispo", "gmpo"]
 # Weights for samples of another distribution: importance.importance_weights
 SamplingCorrection = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
-DpoLoss = Literal["sigmoid", "ipo", "sigmoid_norm"]  # losses.dpo_loss
+DpoLoss = Literal["sigmoid", "ipo", "sigmoid_norm"]  # as in TRL
 
 KL_ESTIMATORS: tuple[KlEstimator, ...] = get_args(KlEstimator)
 SCALES: tuple[Scale, ...] = get_args(Scale)

@@ -1,4 +1,4 @@
-"""Losses of PPO, of reward modelling, of DPO and of KTO; each is a mean to be minimised.
+"""Losses of PPO, and the margin ranking loss of reward models; each is a mean to be minimised.
 
 The PPO losses are means over real tokens: to split a minibatch, weight each part's loss by its share of the tokens. The
 loss of rlhf/objectives/groups.py is a weighted sum instead, whose parts add up as they are.
@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf.objectives.choices import DpoLoss
 from rlhf.objectives.masked import at_least_float32, check_mask, masked_mean, zero_pads
 
 Stats = dict[str, Tensor]  # 0-dim tensors by the key under which they are logged
@@ -87,105 +86,13 @@ def ppo_value_loss(
     return loss, masked_mean(clipped > free, mask)
 
 
-def bradley_terry_loss(
-    chosen: Tensor, rejected: Tensor, margin: float | Tensor = 0.0, center_coef: float = 0.0
-) -> Tensor:
-    """Return the negative log-likelihood of the preferences under Bradley-Terry (arXiv 2203.02155, eq. 1).
-
-    loss = mean(-log sigmoid(c - r - margin)) + center_coef * mean((c + r)^2)
-
-    margin: how much better the chosen response is known to be (arXiv 2307.09288, eq. 2), one number or one per pair.
-    center_coef keeps the scores, which preferences fix only up to a constant, near 0 (arXiv 2312.09244, eq. 2).
-
-    Shapes: chosen, rejected (B,), and margin (B,) or 0-dim where it is a tensor; returns a 0-dim loss.
-    Raises ValueError when shapes differ or the batch is empty.
-    """
-    pairs = {"chosen": chosen, "rejected": rejected}
-    if isinstance(margin, Tensor) and margin.dim() > 0:
-        pairs["margin"] = margin
-    _check_batch(**pairs)
-    c, r = at_least_float32(chosen), at_least_float32(rejected)
-    return -F.logsigmoid(c - r - margin).mean() + center_coef * ((c + r) ** 2).mean()
-
-
 def margin_ranking_loss(chosen: Tensor, rejected: Tensor, margin: float) -> Tensor:
     """Return the hinge loss mean(max(0, margin - (c - r))), as torch.nn.MarginRankingLoss with y = 1.
 
     Shapes: chosen, rejected (B,); returns a 0-dim loss. Raises ValueError when shapes differ or the batch is empty.
     """
-    _check_batch(chosen=chosen, rejected=rejected)
-    return F.relu(margin - (at_least_float32(chosen) - at_least_float32(rejected))).mean()
-
-
-def dpo_loss(
-    policy_chosen: Tensor,
-    policy_rejected: Tensor,
-    ref_chosen: Tensor,
-    ref_rejected: Tensor,
-    beta: float,
-    loss_type: DpoLoss = "sigmoid",
-    label_smoothing: float = 0.0,
-    lengths: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
-    """Return the loss of direct preference optimisation.
-
-    It measures the loss on validation pairs; TRL's trainer, which trains, computes its own.
-
-    With c = pi_c - ref_c and r = pi_r - ref_r, n the tokens of a response, e = label_smoothing:
-        sigmoid       mean(-log sigmoid(beta (c - r)))                        (arXiv 2305.18290, eq. 7)
-        the same, e   mean(((1 - e) l(c - r) - e l(r - c)) / (1 - 2 e)),   l(x) = -log sigmoid(beta x): unbiased where
-                      a share e of the labels is flipped                      (2403.00409; TRL's `robust`)
-        ipo           mean((c / n_c - r / n_r - 1 / (2 beta))^2)              (2310.12036, eq. 17, by token as in TRL)
-        sigmoid_norm  mean(-log sigmoid(beta (c / n_c - r / n_r)))
-
-    Shapes: all (B,), the log-probability of each whole response in nats, summed over its tokens; lengths: the tokens of
-    chosen and rejected responses, each (B,). Returns a 0-dim loss. Raises ValueError when shapes differ or the batch is
-    empty, and without lengths where the loss needs them.
-    """
-    _check_batch(
-        policy_chosen=policy_chosen, policy_rejected=policy_rejected, ref_chosen=ref_chosen, ref_rejected=ref_rejected
-    )
-    chosen = at_least_float32(policy_chosen) - at_least_float32(ref_chosen)
-    rejected = at_least_float32(policy_rejected) - at_least_float32(ref_rejected)
-    if loss_type != "sigmoid":
-        if lengths is None:
-            raise ValueError(f"{loss_type} needs the lengths of the responses")
-        _check_batch(policy_chosen=policy_chosen, chosen_lengths=lengths[0], rejected_lengths=lengths[1])
-        chosen, rejected = chosen / lengths[0], rejected / lengths[1]
-    if loss_type == "ipo":
-        return ((chosen - rejected - 1 / (2 * beta)) ** 2).mean()
-    loss = -F.logsigmoid(beta * (chosen - rejected))
-    if label_smoothing:
-        flipped = -F.logsigmoid(beta * (rejected - chosen))
-        loss = ((1 - label_smoothing) * loss - label_smoothing * flipped) / (1 - 2 * label_smoothing)
-    return loss.mean()
-
-
-def kto_loss(
-    log_ratio: Tensor, mismatched: Tensor, good: Tensor, beta: float, good_weight: float = 1.0, bad_weight: float = 1.0
-) -> Tensor:
-    """Return the KTO loss of judged answers (arXiv 2402.01306, eq. 7 and 8), as TRL 1.16 computes it.
-
-    z = max(0, mean(mismatched))
-    loss = mean(w (1 - sigmoid(beta (log_ratio - z))) if good else w (1 - sigmoid(beta (z - log_ratio))))
-
-    Shapes: all (B,). `log_ratio` is log π - log π_ref of each whole answer in nats, `mismatched` that of answers to
-    other prompts, and `good` bool. Returns a 0-dim loss; z has no gradient. Raises ValueError when shapes differ or the
-    batch is empty.
-    """
-    _check_batch(log_ratio=log_ratio, mismatched=mismatched, good=good)
-    z = at_least_float32(mismatched).mean().detach().clamp(min=0)
-    distance = at_least_float32(log_ratio) - z
-    losses = torch.where(
-        good, good_weight * torch.sigmoid(-beta * distance), bad_weight * torch.sigmoid(beta * distance)
-    )
-    return losses.mean()
-
-
-def _check_batch(**tensors: Tensor) -> None:
-    """Raise ValueError unless the named tensors share one shape and are not empty."""
-    shapes = {name: tuple(x.shape) for name, x in tensors.items()}
-    if len(set(shapes.values())) > 1:
-        raise ValueError(f"shapes differ: {shapes}")
-    if any(x.numel() == 0 for x in tensors.values()):
+    if chosen.shape != rejected.shape:
+        raise ValueError(f"shapes differ: chosen {tuple(chosen.shape)}, rejected {tuple(rejected.shape)}")
+    if not chosen.numel():
         raise ValueError("the batch is empty")
+    return F.relu(margin - (at_least_float32(chosen) - at_least_float32(rejected))).mean()

@@ -159,7 +159,7 @@ class Dpo(Dialogues):
     """Direct preference optimization; keys are named as in TRL's DPOConfig where it has them."""
 
     beta: Positive
-    loss_type: DpoLoss = "sigmoid"  # as in TRL: objectives/losses.py
+    loss_type: DpoLoss = "sigmoid"  # as in TRL
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # share of flipped labels: TRL's loss `robust`
     sft_weight: NonNegative = 0.0  # of the mean negative log-likelihood of chosen tokens: TRL's loss `sft`
     max_completion_length: Tokens | None = None  # tokens of a response, EOS included; null: max_length alone cuts

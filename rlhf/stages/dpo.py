@@ -9,28 +9,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from peft import PeftModel
 from trl import DPOConfig, DPOTrainer
 
-from rlhf.data.batch import Rollout, collate
 from rlhf.data.pairs import EncodedPair
-from rlhf.data.tokenize import DialogueTokenizer, Encoded
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation.policies import gains_with_intervals
 from rlhf.evaluation.reward_model import accuracy
 from rlhf.evaluation.samples import examples
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
-from rlhf.objectives.losses import dpo_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Dpo, SharedRole
+from rlhf.recipe import Dpo
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
-from rlhf.stages.supervised.policy import Measuring, measure_against_start, policy_at_its_start
+from rlhf.stages.supervised.policy import log_ratios, measure_against_start, policy_at_its_start
 from rlhf.stages.supervised.trainer import EncodedRowsTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
 from rlhf.terminal.progress import working
@@ -72,14 +69,11 @@ def _fit(
     trainer = _Trainer(
         model=model,
         args=arguments(DPOConfig, run, options, max_length=None, **losses_of(options)),
-        train_dataset=rows_to_dataset([_training_row(pair) for pair in pairs.training]),
+        train_dataset=rows_to_dataset([_row(pair) for pair in pairs.training]),
+        eval_dataset=rows_to_dataset([_row(pair) for pair in pairs.validation]) if pairs.validation else None,
         processing_class=tokenizer.hf,
     )
-    evaluate = None
-    if pairs.validation:
-        with telemetry.phase("evaluate"):
-            evaluate = _Validation(model, pairs.validation, tokenizer.pad_id, options)
-    weights = train(trainer, run, telemetry, pairs.lengths(), evaluate, pairs=True)
+    weights = train(trainer, run, telemetry, pairs.lengths(), pairs=True)
     save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
 
@@ -99,62 +93,18 @@ def losses_of(options: Dpo) -> dict[str, Any]:
     }
 
 
-class _Validation(Measuring[Dpo]):
-    """Measures a policy on validation pairs, against the reference."""
-
-    def __init__(self, model: PeftModel, pairs: Sequence[EncodedPair], pad_id: int, options: Dpo):
-        super().__init__(model, pad_id, options)
-        self.chosen, self.rejected = [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
-        self.reference = self.logprobs(self.chosen), self.logprobs(self.rejected)
-
-    def __call__(self) -> dict[str, float]:
-        options, beta = self.options, self.options.beta
-        chosen, rejected = self.logprobs(self.chosen), self.logprobs(self.rejected)
-        lengths = _lengths(self.chosen), _lengths(self.rejected)
-        loss = dpo_loss(chosen, rejected, *self.reference, beta, options.loss_type, options.label_smoothing, lengths)
-        if options.sft_weight:
-            loss = loss - options.sft_weight * chosen.sum() / lengths[0].sum()
-        margins = beta * ((chosen - self.reference[0]) - (rejected - self.reference[1]))
-        return {
-            "loss": loss.item(),
-            "accuracy": accuracy(margins),
-            "margin": margins.mean().item(),
-        }
-
-
-@torch.no_grad()
 def preference_accuracy(
     shared: SharedBase, tokenizer: DialogueTokenizer, pairs: Sequence[EncodedPair], batch_size: int
 ) -> float:
     """Return the share of pairs whose chosen response gained more log-probability over the reference than the other."""
-
-    def gains(sequences: Sequence[Encoded]) -> torch.Tensor:
-        prompts, responses = [s.prompt for s in sequences], [s.response for s in sequences]
-        batch = collate(prompts, responses, tokenizer.pad_id, tokenizer.eos_id, shared.device)
-        policy, reference = (logprobs(role, batch) for role in ("policy", "reference"))
-        return policy - reference
-
-    def logprobs(role: SharedRole, batch: Rollout) -> torch.Tensor:
-        result = torch.empty(len(batch.ids))
-        with shared.role(role):
-            for rows in batch.by_length(batch_size):
-                micro_batch = batch.rows(rows)
-                logp = shared.logprobs(shared.response_hidden(micro_batch), micro_batch, 1.0)
-                result[rows.cpu()] = logp.sum(1).float().cpu()
-        return result
-
-    return accuracy(gains([pair.chosen for pair in pairs]) - gains([pair.rejected for pair in pairs]))
+    chosen, rejected = (log_ratios(shared, tokenizer, side, batch_size) for side in zip(*pairs, strict=True))
+    return accuracy(chosen - rejected)
 
 
 class _Trainer(EncodedRowsTrainer, DPOTrainer):
     """TRL's trainer with the changes of a run."""
 
 
-def _lengths(sequences: Sequence[Encoded]) -> torch.Tensor:
-    """Return the tokens (N,) of responses."""
-    return torch.tensor([len(sequence.response) for sequence in sequences])
-
-
-def _training_row(pair: EncodedPair) -> dict[str, list[int]]:
+def _row(pair: EncodedPair) -> dict[str, list[int]]:
     chosen, rejected = pair
     return {"prompt_ids": chosen.prompt, "chosen_ids": chosen.response, "rejected_ids": rejected.response}

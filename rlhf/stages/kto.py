@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from peft import PeftModel
 from trl import KTOConfig, KTOTrainer
 
 from rlhf.data.rows import Example
@@ -20,7 +19,6 @@ from rlhf.evaluation.policies import gains_with_intervals
 from rlhf.evaluation.samples import examples
 from rlhf.models.adapters import save_adapter
 from rlhf.models.loading import load_tokenizer
-from rlhf.objectives.losses import kto_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe.schema import Kto
@@ -28,7 +26,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
-from rlhf.stages.supervised.policy import Measuring, measure_against_start, policy_at_its_start
+from rlhf.stages.supervised.policy import log_ratios, measure_against_start, policy_at_its_start
 from rlhf.stages.supervised.trainer import EncodedRowsTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
 from rlhf.terminal.progress import working
@@ -59,11 +57,19 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
     prompts = corpus.prompts(run.stage).test[: recipe.evaluate.max_samples]
 
-    telling = _fit(run, tokenizer, training, validation, heldout, device, telemetry)
+    _fit(run, tokenizer, training, validation, device, telemetry)
     free_memory()
 
     with telemetry.phase("evaluate"):
-        before, after, _ = measure_against_start(run, tokenizer, corpus, prompts, device)
+        before, after, shared = measure_against_start(run, tokenizer, corpus, prompts, device)
+        with working(f"{run.stage}: scoring held-out answers"):
+            batch_size = 2 * options.per_device_train_batch_size
+            rewards = options.beta * log_ratios(shared, tokenizer, [judged.row for judged in heldout], batch_size)
+    is_good = torch.tensor([judged.good for judged in heldout])
+    telling = {
+        "heldout_reward_good": rewards[is_good].mean().item(),
+        "heldout_reward_bad": rewards[~is_good].mean().item(),
+    }
     good = sum(judged.good for judged in training)
     counts = {"train_good": good, "train_bad": len(training) - good, **cuts}
     metrics = gains_with_intervals(before, after, recipe.start) | telling | counts | best_step_metric(run)
@@ -75,14 +81,10 @@ def _fit(
     tokenizer: DialogueTokenizer,
     training: Sequence[Judged],
     validation: Sequence[Judged],
-    heldout: Sequence[Judged],
     device: torch.device,
     telemetry: Telemetry,
-) -> dict[str, float]:
-    """Train and write the adapter, and return how well its rewards tell held-out good answers from bad ones.
-
-    Only this function holds the model, so that `free_memory` can free it afterwards.
-    """
+) -> None:
+    """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
     recipe = run.loaded.recipe
     options = recipe.options(Kto)
     torch.manual_seed(recipe.seed)
@@ -99,46 +101,14 @@ def _fit(
             desirable_weight=options.desirable_weight,
             undesirable_weight=options.undesirable_weight,
         ),
-        train_dataset=rows_to_dataset(_training_rows(training, options.per_device_train_batch_size)),
+        train_dataset=rows_to_dataset(_rows(training, options.per_device_train_batch_size)),
+        eval_dataset=rows_to_dataset(_rows(validation, options.per_device_train_batch_size)) if validation else None,
         processing_class=tokenizer.hf,
     )
-    with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out answers"):
-        final = _Validation(model, heldout, tokenizer.pad_id, options)
-        evaluate: _Validation | None = final
-        if validation is not heldout:
-            evaluate = _Validation(model, validation, tokenizer.pad_id, options) if validation else None
     lengths = [len(judged.row.prompt) + len(judged.row.response) for judged in training]
-    weights = train(trainer, run, telemetry, lengths, evaluate)
+    weights = train(trainer, run, telemetry, lengths)
     save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
-    with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out answers"):
-        return {f"heldout_{name}": value for name, value in final().items()}
-
-
-class _Validation(Measuring[Kto]):
-    """Measures a policy on judged answers, against the reference.
-
-    The mismatched answers of the loss are those of the row before.
-    """
-
-    def __init__(self, model: PeftModel, rows: Sequence[Judged], pad_id: int, options: Kto):
-        super().__init__(model, pad_id, options)
-        self.good = torch.tensor([judged.good for judged in rows])
-        self.rows = [judged.row for judged in rows]
-        self.others = [Encoded(row.prompt, other) for row, other in zip(self.rows, _rotated(self.rows), strict=True)]
-        self.reference = self.logprobs(self.rows), self.logprobs(self.others)
-
-    def __call__(self) -> dict[str, float]:
-        ratio = self.logprobs(self.rows) - self.reference[0]
-        mismatched = self.logprobs(self.others) - self.reference[1]
-        options, good = self.options, self.good
-        loss = kto_loss(ratio, mismatched, good, options.beta, options.desirable_weight, options.undesirable_weight)
-        rewards = options.beta * ratio
-        return {
-            "loss": loss.item(),
-            "reward_good": rewards[good].mean().item(),
-            "reward_bad": rewards[~good].mean().item(),
-        }
 
 
 class _Trainer(EncodedRowsTrainer, KTOTrainer):
@@ -156,7 +126,7 @@ def _encode(tokenizer: DialogueTokenizer, rows: Sequence[Example], options: Kto)
     return judged, {**counts, "answers_dropped": len(rows) - len(judged)}
 
 
-def _training_rows(rows: Sequence[Judged], batch_size: int) -> list[dict[str, object]]:
+def _rows(rows: Sequence[Judged], batch_size: int) -> list[dict[str, object]]:
     """Return the rows that TRL's collator takes; each has the answer of the row before it in its batch as well."""
     taken: list[dict[str, object]] = []
     for start in range(0, len(rows), batch_size):

@@ -21,7 +21,7 @@ from rlhf.files import JsonObject
 from rlhf.models.adapters import reward_from_sft, save_adapter
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.precision import Model, mixed_precision
-from rlhf.objectives.losses import bradley_terry_loss, margin_ranking_loss
+from rlhf.objectives.losses import margin_ranking_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Rm
 from rlhf.run.directory import StageRun
@@ -52,14 +52,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
         base.config.pad_token_id = tokenizer.pad_id
         model = reward_from_sft(base, recipe.lora, run.parents.start())
 
-    def evaluate() -> dict[str, float]:
-        chosen, rejected = _scores(model, tokenizer, pairs.validation, options)
-        margins = chosen - rejected
-        loss = pair_loss(chosen, rejected, options)
-        return {"loss": loss, "accuracy": accuracy(margins), "margin": margins.mean().item()}
-
-    trainer = _new_trainer(run, model, tokenizer, pairs.training)
-    weights = train(trainer, run, telemetry, pairs.lengths(), evaluate)
+    trainer = _new_trainer(run, model, tokenizer, pairs)
+    weights = train(trainer, run, telemetry, pairs.lengths())
     save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
 
     with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out pairs"):
@@ -91,8 +85,8 @@ def _metrics(
     return metrics
 
 
-def _new_trainer(run: StageRun, model: Model, tokenizer: DialogueTokenizer, pairs: Sequence[EncodedPair]) -> "_Trainer":
-    """Return TRL's trainer with the recipe's loss, for the training pairs."""
+def _new_trainer(run: StageRun, model: Model, tokenizer: DialogueTokenizer, pairs: StagePairs) -> "_Trainer":
+    """Return TRL's trainer with the recipe's loss, for the training and the validation pairs."""
     options = run.loaded.recipe.options(Rm, run.stage)
     ranking = options.loss_type == "margin_ranking"
     margin = {"margin": options.margin} if options.margin and not ranking else {}
@@ -106,7 +100,8 @@ def _new_trainer(run: StageRun, model: Model, tokenizer: DialogueTokenizer, pair
             max_length=None,  # TRL would drop longer pairs silently; they are cut and counted already
             center_rewards_coefficient=options.center_rewards_coefficient or None,
         ),
-        train_dataset=rows_to_dataset([_training_row(pair) | margin for pair in pairs]),
+        train_dataset=rows_to_dataset([_row(pair) | margin for pair in pairs.training]),
+        eval_dataset=rows_to_dataset([_row(pair) | margin for pair in pairs.validation]) if pairs.validation else None,
         processing_class=tokenizer.hf,
     )
 
@@ -129,13 +124,6 @@ def _scores(
     return chosen, rejected
 
 
-def pair_loss(chosen: torch.Tensor, rejected: torch.Tensor, options: Rm) -> float:
-    """Return the mean loss of pairs with these scores (N,), as training computes it."""
-    if options.loss_type == "margin_ranking":
-        return margin_ranking_loss(chosen, rejected, options.margin).item()
-    return bradley_terry_loss(chosen, rejected, options.margin, options.center_rewards_coefficient).item()
-
-
 class _Trainer(RunTrainer, RewardTrainer):
     """TRL's trainer with the changes of a run.
 
@@ -156,7 +144,7 @@ class _Trainer(RunTrainer, RewardTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def _training_row(pair: EncodedPair) -> dict[str, object]:
+def _row(pair: EncodedPair) -> dict[str, object]:
     chosen_ids, rejected_ids = (side.prompt + side.response for side in pair)
     return {"chosen_ids": chosen_ids, "rejected_ids": rejected_ids}
 

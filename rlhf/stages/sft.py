@@ -2,12 +2,13 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
 from torch import Tensor
+from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTConfig, SFTTrainer
 
 from rlhf.data.corpus import Prompt, Split
@@ -41,7 +42,7 @@ class _Rows(NamedTuple):
 
     training: list[Encoded]
     cuts: dict[str, int]  # counts of what was cut from the training rows
-    validation: list[ScoredText]  # none without `eval_steps`
+    validation: list[Encoded]  # none without `eval_steps`
     heldout: list[ScoredText]
 
 
@@ -66,10 +67,6 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     def perplexity_of(texts: list[ScoredText]) -> float:
         return perplexity(model, texts, tokenizer.pad_id, options.per_device_train_batch_size)
 
-    def evaluate() -> dict[str, float]:
-        value = perplexity_of(rows.validation)
-        return {"perplexity": value, "loss": math.log(value)}
-
     def measure() -> tuple[float, list[str]]:
         with telemetry.phase("evaluate"), working("sft: evaluating on held-out rows"):
             return perplexity_of(rows.heldout), _answers(model, tokenizer, prompts, run)
@@ -78,10 +75,12 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     trainer = _Trainer(
         model=model,
         args=arguments(SFTConfig, run, options, max_length=None),
-        train_dataset=rows_to_dataset([_training_row(row) for row in rows.training]),
+        train_dataset=rows_to_dataset([_row(row) for row in rows.training]),
+        eval_dataset=rows_to_dataset([_row(row) for row in rows.validation]) if rows.validation else None,
         processing_class=tokenizer.hf,
+        perplexity=lambda: perplexity_of(scored_texts(rows.validation)),
     )
-    weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in rows.training], evaluate)
+    weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in rows.training])
     save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
     perplexity_after, answers_after = measure()
 
@@ -105,6 +104,16 @@ class _Trainer(RunTrainer, SFTTrainer):
     """
 
     _token_counts: tuple[float, ...] = ()  # of the micro-batches of a step so far
+
+    def __init__(self, perplexity: Callable[[], float], **options: Any):
+        super().__init__(**options)
+        self.perplexity = perplexity
+
+    def evaluation_loop(self, dataloader: Any, *_: Any, **__: Any) -> EvalLoopOutput:
+        """Return the loss over the tokens of all validation rows; the library's is a mean of batches' means."""
+        value = self.perplexity()
+        metrics = {"eval_loss": math.log(value), "eval_perplexity": value}
+        return EvalLoopOutput(None, None, metrics, num_samples=len(dataloader.dataset))  # type: ignore[arg-type]
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **kwargs)
@@ -131,7 +140,7 @@ def _encoded_rows(run: StageRun, tokenizer: DialogueTokenizer, demonstrations: S
     validation: list[Encoded] = []
     if options.eval_steps:
         validation, _ = _encode(tokenizer, demonstrations.validation[: options.max_eval_samples], options)
-    return _Rows(training, cuts, scored_texts(validation), scored_texts(heldout))
+    return _Rows(training, cuts, validation, scored_texts(heldout))
 
 
 def every_answer(rows: Sequence[Example]) -> list[Example]:
@@ -170,6 +179,6 @@ def _encode(tokenizer: DialogueTokenizer, rows: list[Example], options: Sft) -> 
     return complete, dict(counts)
 
 
-def _training_row(row: Encoded) -> dict[str, object]:
+def _row(row: Encoded) -> dict[str, object]:
     ids = row.prompt + row.response
     return {"input_ids": ids, "labels": [IGNORED] * len(row.prompt) + row.response}

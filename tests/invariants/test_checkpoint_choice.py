@@ -12,10 +12,8 @@ from rlhf.data.pairs import encode_pairs
 from rlhf.errors import UserError
 from rlhf.evaluation import policies
 from rlhf.evaluation.policies import measure
-from rlhf.recipe import Rm
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.stages import rm
 from rlhf.stages.corpus import load_corpus
 from rlhf.stages.online import session
 from rlhf.stages.online.checkpoints import best_step
@@ -79,31 +77,12 @@ def test_what_is_logged_at_the_last_step_is_what_the_stage_reports(done):
     same = {
         "sft": {"perplexity": "perplexity"},
         "rm": {"accuracy": "accuracy", "margin": "margin"},
-        "dpo": {"accuracy": "preference_accuracy"},
+        "dpo": {"rewards/accuracies": "preference_accuracy"},
     }[stage]
     for logged, key in same.items():
         assert last[f"eval/{logged}"] == pytest.approx(reported[key], rel=1e-5), key
     if stage == "sft":
         assert last["eval/loss"] == pytest.approx(math.log(last["eval/perplexity"]), rel=1e-6)
-
-
-def test_the_validation_loss_of_the_reward_model_has_the_margin():
-    chosen, rejected = torch.tensor([1.0, -0.5]), torch.tensor([0.2, 0.1])
-    plain = small(rm__margin=0.3, rm__center_rewards_coefficient=0.0).recipe.options(Rm)
-    gaps = [0.8 - 0.3, -0.6 - 0.3]
-    assert rm.pair_loss(chosen, rejected, plain) == pytest.approx(sum(math.log1p(math.exp(-g)) for g in gaps) / 2)
-    ranking = small(rm__margin=0.3, rm__loss_type="margin_ranking").recipe.options(Rm)
-    assert rm.pair_loss(chosen, rejected, ranking) == pytest.approx((0 + 0.9) / 2)
-
-
-def test_the_validation_loss_of_dpo_is_scaled_by_beta(trained, tmp_path, monkeypatch):
-    """Log-probabilities that are 0 under the reference, and 3 and 1 under the policy of later checkpoints."""
-    answers = iter([0.0, 0.0, *[3.0, 1.0] * 9])
-    monkeypatch.setattr(policy, "sequence_logprobs", lambda model, rows, *_: torch.full((len(rows),), next(answers)))
-    run_stages(evaluated("dpo", dpo__beta=0.4), beside(trained, tmp_path, "pretrain", "sft"), "dpo")
-    for row in rows_of(tmp_path / ROOT / "dpo")[1]:
-        assert row["eval/margin"] == pytest.approx(0.4 * 2)
-        assert row["eval/loss"] == pytest.approx(math.log1p(math.exp(-0.4 * 2)), rel=1e-6)
 
 
 def test_the_best_checkpoint_has_the_lowest_loss(done):

@@ -29,7 +29,6 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.evaluation import policies as evaluation
 from rlhf.models.loading import load_tokenizer
-from rlhf.objectives.losses import dpo_loss
 from rlhf.recipe import GROUPS, Dpo, PinnedRecipe
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
@@ -278,44 +277,77 @@ def test_the_reference_of_dpo_is_sft_and_its_policy_starts_there(trained, tokeni
     }
 
 
-@pytest.mark.parametrize(
-    ("changes", "arguments"),
-    [
-        ({}, ("sigmoid", 0.0)),
-        ({"label_smoothing": 0.2}, ("sigmoid", 0.2)),
-        ({"loss_type": "ipo"}, ("ipo", 0.0)),
-        ({"loss_type": "sigmoid_norm", "beta": 2.0}, ("sigmoid_norm", 0.0)),
-        ({"loss_type": "sigmoid_norm", "sft_weight": 0.3}, ("sigmoid_norm", 0.0)),
-        ({"label_smoothing": 0.1, "sft_weight": 0.3}, ("sigmoid", 0.1)),
-    ],
-    ids=str,
-)
-def test_the_losses_of_dpo_are_those_of_the_validation(trained, tokenizer, tmp_path, changes, arguments):
-    """TRL computes the loss that trains, ours is compared on validation pairs."""
-    loaded = small(**{f"dpo__{key}": value for key, value in changes.items()})
-    trainer = built("dpo", loaded, beside(trained, tmp_path, "pretrain", "sft"))
-    batch = first_batch(trainer)
-    reference = trainer.compute_ref_log_probs(trainer.model, batch)
+def moved(trainer: Any) -> Any:
+    """The trainer with what it trains away from its start, where policy and reference are one."""
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             if parameter.requires_grad:
                 parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-    sums = []
-    for padded, real, scored in zip(batch["input_ids"], batch["attention_mask"], batch["completion_mask"], strict=True):
-        ids, n = padded[: int(real.sum())].tolist(), int(scored.sum())
+    return trainer
+
+
+def answer_logprobs(model: Any, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Sums of log-probabilities (B,) of the responses of a batch and their tokens, a row at a time without padding."""
+    sums, lengths = [], batch["completion_mask"].sum(1)
+    for padded, real, n in zip(batch["input_ids"], batch["attention_mask"], lengths.tolist(), strict=True):
+        ids = padded[: int(real.sum())].tolist()
         with torch.no_grad():
-            logp = trainer.model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+            logp = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
         sums.append(sum(logp[t - 1, ids[t]] for t in range(len(ids) - n, len(ids))))
-    chosen, rejected = torch.stack(sums).chunk(2)
-    lengths = batch["completion_mask"].sum(1).chunk(2)
-    options = loaded.recipe.options(Dpo)
-    before = [r.double() for r in reference]
-    expected = dpo_loss(
-        chosen, rejected, before[0], before[1], options.beta, arguments[0], arguments[1], (lengths[0], lengths[1])
-    )
-    if options.sft_weight:
-        expected = expected - options.sft_weight * chosen.sum() / lengths[0].sum()
+    return torch.stack(sums), lengths
+
+
+def smoothed(gap: Tensor, share: float) -> Tensor:
+    return (share * logsigmoid(-gap) - (1 - share) * logsigmoid(gap)) / (1 - 2 * share)
+
+
+# By log-ratios to the reference, summed and by token, of chosen and rejected responses, and beta.
+DPO_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "sigmoid": lambda c, r, mean_c, mean_r, beta: -logsigmoid(beta * (c - r)),
+    "smoothed": lambda c, r, mean_c, mean_r, beta: smoothed(beta * (c - r), 0.2),
+    "ipo": lambda c, r, mean_c, mean_r, beta: (mean_c - mean_r - 1 / (2 * beta)) ** 2,
+    "sigmoid_norm": lambda c, r, mean_c, mean_r, beta: -logsigmoid(beta * (mean_c - mean_r)),
+}
+
+
+@pytest.mark.parametrize("sft_weight", [0.0, 0.3])
+@pytest.mark.parametrize("name", DPO_LOSSES)
+def test_the_losses_of_dpo(trained, tmp_path, name, sft_weight):
+    changes = {"label_smoothing": 0.2} if name == "smoothed" else {"loss_type": name}
+    loaded = small(dpo__sft_weight=sft_weight, **{f"dpo__{key}": value for key, value in changes.items()})
+    trainer = built("dpo", loaded, beside(trained, tmp_path, "pretrain", "sft"))
+    batch = first_batch(trainer)
+    before = torch.cat(trainer.compute_ref_log_probs(trainer.model, batch)).double()
+    sums, lengths = answer_logprobs(moved(trainer).model, batch)
+    ratios = sums - before
+    beta = loaded.recipe.options(Dpo).beta
+    expected = DPO_LOSSES[name](*ratios.chunk(2), *(ratios / lengths).chunk(2), beta).mean()
+    expected = expected - sft_weight * sums.chunk(2)[0].sum() / lengths.chunk(2)[0].sum()
     assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", ["rm", "dpo"])
+def test_a_validation_is_of_all_its_pairs_alike(trained, tmp_path, stage):
+    """The loss is the mean over pairs, also where the last batch is not full."""
+    changes = {"eval_steps": 2, "max_eval_samples": 11, "margin" if stage == "rm" else "beta": 0.4}
+    loaded = small(**{f"{stage}__{key}": value for key, value in changes.items()})
+    trainer = moved(built(stage, loaded, beside(trained, tmp_path, "pretrain", "sft")))
+    batches = list(trainer.get_eval_dataloader())
+    assert [len(batch["input_ids"]) for batch in batches] == [16, 6]
+    gaps: list[Tensor] = []
+    for batch in batches:
+        if stage == "rm":
+            chosen, rejected = scored(trainer, batch)
+            gaps.append(chosen - rejected - 0.4)
+        else:
+            before = torch.cat(trainer.compute_ref_log_probs(trainer.model, batch)).double()
+            chosen, rejected = (answer_logprobs(trainer.model, batch)[0] - before).chunk(2)
+            gaps.append(0.4 * (chosen - rejected))
+    trainer.model.train()
+    state = torch.get_rng_state()
+    found = trainer.evaluate()
+    assert found["eval_loss"] == pytest.approx(-logsigmoid(torch.cat(gaps)).mean().item(), rel=1e-4)
+    assert trainer.model.training and torch.equal(state, torch.get_rng_state())
 
 
 def test_label_smoothing_is_for_the_sigmoid_loss():

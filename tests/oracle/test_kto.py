@@ -1,7 +1,8 @@
-"""KTO's loss: a hand-worked batch, and the same number as TRL's in every step of a real run."""
+"""KTO's loss in every step and every validation of a real run, from log-probabilities of one row at a time."""
 
 import json
 import math
+from statistics import fmean
 
 import pytest
 import torch
@@ -10,8 +11,6 @@ from rlhf.data.corpus import JUDGED
 from rlhf.data.load import divide_rows
 from rlhf.data.needs import needs
 from rlhf.data.source import read_source
-from rlhf.objectives.losses import kto_loss
-from rlhf.recipe.schema import Kto
 from rlhf.recipe.stages import STAGE_TABLE
 from rlhf.stages import kto
 from tests.helpers import run_stages, small
@@ -34,6 +33,7 @@ KTO = {
     "max_eval_samples": 16,
     "logging_steps": 1,
     "save_steps": 2,
+    "eval_steps": 2,
     "max_length": 96,
     "max_prompt_length": 64,
     "beta": 0.1,
@@ -45,17 +45,34 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_a_batch_worked_by_hand():
-    ratio, mismatched = torch.tensor([2.0, -1.0, 0.5]), torch.tensor([0.9, 0.3, 0.0])
-    good = torch.tensor([True, True, False])
-    z, beta = 0.4, 0.5
-    expected = [1 - sigmoid(beta * (2 - z)), 1 - sigmoid(beta * (-1 - z)), 3 * (1 - sigmoid(beta * (z - 0.5)))]
-    loss = kto_loss(ratio, mismatched, good, beta, 1.0, 3.0)
-    assert loss.item() == pytest.approx(sum(expected) / 3, rel=1e-6)
-    below = kto_loss(ratio, -mismatched, good, beta)
-    assert below.item() == pytest.approx(kto_loss(ratio, 0 * mismatched, good, beta).item()), "z is never below 0"
-    with pytest.raises(ValueError, match="shapes differ"):
-        kto_loss(ratio[:2], mismatched, good, beta)
+def logprobs(model, ids, mask, scored):
+    """Sums of log-probabilities of the scored tokens of padded rows, a row at a time, from plain logits."""
+    sums = []
+    for padded, real, n in zip(ids, mask, scored.sum(1).tolist(), strict=True):
+        row = padded[: int(real.sum())].tolist()
+        with torch.no_grad():
+            logp = model(input_ids=torch.tensor([row])).logits[0].double().log_softmax(-1)
+        sums.append(math.fsum(logp[t - 1, row[t]].item() for t in range(len(row) - n, len(row))))
+    return sums
+
+
+def log_ratios(model, batch, prefix):
+    parts = [batch[f"{prefix}{name}"] for name in ("input_ids", "attention_mask", "completion_mask")]
+    policy = logprobs(model, *parts)
+    model.set_adapter("ref")
+    reference = logprobs(model, *parts)
+    model.set_adapter("default")
+    return [a - b for a, b in zip(policy, reference, strict=True)]
+
+
+def loss_by_hand(model, batch, beta, bad_weight):
+    """Equations 7 and 8 of arXiv 2402.01306, with the mismatched answers of the batch. Returns z too."""
+    z = max(0.0, fmean(log_ratios(model, batch, "KL_")))
+    losses = [
+        1 - sigmoid(beta * (ratio - z)) if good else bad_weight * (1 - sigmoid(beta * (z - ratio)))
+        for ratio, good in zip(log_ratios(model, batch, ""), batch["label"].tolist(), strict=True)
+    ]
+    return fmean(losses), z
 
 
 @pytest.fixture(scope="module")
@@ -65,38 +82,36 @@ def started(tmp_path_factory):
     return out
 
 
-def test_every_step_has_the_loss_that_trl_computes(started, monkeypatch):
-    """With one batch of all rows, the validation of these rows before a step is the step's loss."""
+def test_every_step_and_validation_has_the_loss_of_the_paper(started, monkeypatch):
     losses: list[tuple[float, float]] = []
-    rows: list[kto.Judged] = []
-    encode, step = kto._encode, kto._Trainer.training_step
+    estimates: list[float] = []
 
-    def encoded(*arguments):
-        judged, counts = encode(*arguments)
-        rows.extend(judged if not rows else [])
-        return judged, counts
+    def compared(of):
+        def step(self, model, inputs, *more):
+            model.eval()
+            ours, z = loss_by_hand(self.trained_model, inputs, 0.1, 0.5)
+            model.train(of is train)
+            found = of(self, model, inputs, *more)
+            losses.append((ours, (found if of is train else found[0]).item()))
+            estimates.append(z)
+            return found
 
-    def compared(self, model, inputs, count=None):
-        if not losses:
-            options = small(kto=KTO).recipe.options(Kto)
-            self.ours = kto._Validation(self.trained_model, rows, self._tokenizer.pad_token_id, options)
-            model.train()
-        ours = self.ours()["loss"]
-        model.train()
-        loss = step(self, model, inputs, count)
-        losses.append((ours, loss.item()))
-        return loss
+        return lambda self, model, inputs, *more, **_: step(self, model, inputs, *more)
 
-    monkeypatch.setattr(kto, "_encode", encoded)
-    monkeypatch.setattr(kto._Trainer, "training_step", compared)
+    train, predict = kto._Trainer.training_step, kto._Trainer.prediction_step
+    monkeypatch.setattr(kto._Trainer, "training_step", compared(train))
+    monkeypatch.setattr(kto._Trainer, "prediction_step", compared(predict))
     summary = run_stages(small(kto=KTO, sft__max_samples=16), started, "kto")
-    assert len(losses) == 4 and losses[0][1] == pytest.approx(0.5 * (1 + 0.5) / 2, abs=0.1)
+    assert len(losses) == 4 + 2 * 2 and losses[0][1] == pytest.approx(0.5 * (1 + 0.5) / 2, abs=0.1)
     assert all(ours == pytest.approx(trl, abs=2e-6) for ours, trl in losses), losses
-    assert losses[-1][1] < losses[0][1], "it learns"
+    assert max(estimates) > 0, "in some batch z is not 0"
+    assert losses[5][1] < losses[0][1], "it learns"
     assert summary["metrics"]["train_good"] + summary["metrics"]["train_bad"] == 8
-    assert {"heldout_loss", "heldout_reward_good", "heldout_reward_bad", "true_reward_gain_sd"} <= {*summary["metrics"]}
+    assert {"heldout_reward_good", "heldout_reward_bad", "true_reward_gain_sd"} <= {*summary["metrics"]}
     logged = read_intact_lines(started / "cpu-tiny/v1/kto/metrics.jsonl")
     assert {curve.key for curve in STAGE_TABLE["kto"].curves} <= {*logged[0]}
+    validation = [row["eval/loss"] for row in logged if "eval/loss" in row]
+    assert validation == pytest.approx([(losses[i][1] + losses[i + 1][1]) / 2 for i in (2, 6)])
 
 
 def test_bad_answers_are_never_imitated(tmp_path):

@@ -17,7 +17,7 @@ from rlhf.data.batch import Rollout, collate
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation import likelihood, policies
-from rlhf.evaluation.likelihood import perplexity, sequence_logprobs
+from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
     PolicySamples,
     exact_kl,
@@ -66,17 +66,6 @@ SEQUENCES = [
     ([1, 15, 16, 17, 18, 19, 20, 21, 22, 3, EOS], 5),
     ([4, 6], 1),
 ]
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_the_log_probability_of_a_sequence_is_of_its_scored_tokens(batch_size):
-    model = tiny(0)
-    expected = [
-        sum(math.log(next_token(model, ids[:at])[ids[at]]) for at in range(max(skipped, 1), len(ids)))
-        for ids, skipped in SEQUENCES
-    ]
-    logprobs = sequence_logprobs(model, SEQUENCES, 0, batch_size)
-    assert logprobs.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])

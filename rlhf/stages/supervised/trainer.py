@@ -3,8 +3,8 @@
 It also checks a checkpoint before transformers resumes from it.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
 
 from rlhf.models.precision import Model
+from rlhf.models.random_state import kept_random_state
 from rlhf.process import distributed
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.reader import reading
@@ -35,6 +36,7 @@ class RunTrainer(Trainer):
     _hides_padding = False
     _lean: LeanSteps | None = None
     _resumed_from: Path | None = None
+    around_evaluation: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __init__(self, model: Model, **options: Any):
         adapters = isinstance(model, PeftModel)
@@ -114,6 +116,19 @@ class RunTrainer(Trainer):
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         with without_mask(self.trained_model.get_decoder()) if self._hides_padding else nullcontext():
             return super().compute_loss(*args, **kwargs)
+
+    # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate as the library does. Training goes on as if nothing had been evaluated.
+
+        A loader draws a seed where it begins. TRL logs the metrics of training only while the model is in that mode.
+        """
+        training = self.trained_model.training
+        with self.around_evaluation(), kept_random_state():
+            metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        self.trained_model.train(training)
+        return metrics
 
     # -- the checkpoint of a resumed run -------------------------------------------------------------------------------
 

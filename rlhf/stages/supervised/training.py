@@ -4,14 +4,15 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from rlhf.files import write_json
 from rlhf.models import weights as stored
@@ -22,19 +23,24 @@ from rlhf.recipe import Dialogues, Optimization
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import require_usable, with_resume_advice
 from rlhf.run.directory import StageRun
+from rlhf.run.evidence import OF_EVALUATIONS
 from rlhf.run.layout import ADAPTER_FILE, METRICS
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.terminal.progress import Bar, working
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 # Costs, which telemetry.jsonl records, and TRL's count of tokens, which starts again at 0 when a run is resumed.
-_NOT_METRICS = ("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens_seen")
+_NOT_METRICS = (
+    *("train_", "total_flos", "epoch", "num_tokens", "num_input_tokens_seen"),
+    *("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_num_tokens"),
+)
 
 
 def arguments(kind: type[ArgumentsT], run: StageRun, options: Optimization, **overrides: Any) -> ArgumentsT:
     """Return the training arguments of one stage; everything that decides the result comes from the recipe."""
     recipe = run.loaded.recipe
     micro_batch, accumulated = options.per_device(recipe.processes(run.stage))
+    eval_steps = options.eval_steps if isinstance(options, Dialogues) else None
     args = kind(
         output_dir=str(run.path / "checkpoints" / ".partial"),
         seed=recipe.seed_of(run.stage),
@@ -57,6 +63,9 @@ def arguments(kind: type[ArgumentsT], run: StageRun, options: Optimization, **ov
         logging_steps=options.logging_steps,
         save_strategy="steps",
         save_steps=options.save_steps,
+        eval_strategy="steps" if eval_steps else "no",
+        eval_steps=eval_steps,
+        per_device_eval_batch_size=micro_batch,
         dataloader_pin_memory=recipe.hardware.device == "cuda",
         ddp_find_unused_parameters=False,
         include_num_input_tokens_seen="non_padding",
@@ -74,19 +83,17 @@ def train(
     run: StageRun,
     telemetry: Telemetry,
     lengths: Sequence[int],
-    evaluate: Callable[[], dict[str, float]] | None = None,
     pairs: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Train to the end; a resumed run continues from its newest checkpoint. `lengths`: tokens of each training row.
 
-    `evaluate`, called every `eval_steps` and before the last checkpoint, returns metrics on validation rows; `loss` is
-    one of them. With `adapter: best` the model ends with the adapter of the checkpoint whose loss is the lowest.
+    The trainer evaluates on its validation rows every `eval_steps` and before the last checkpoint. With `adapter: best`
+    the model ends with the adapter of the checkpoint whose loss on them is the lowest.
     `pairs` as in `RunTrainer.use_trunk`.
     Returns the model's weights by name; under an engine that divides them they are whole on rank 0.
     """
     recipe, options = run.loaded.recipe, run.loaded.recipe.section(run.stage)
     assert isinstance(options, Optimization)
-    eval_steps = options.eval_steps if isinstance(options, Dialogues) else None
     trainer.remove_callback(PrinterCallback)
     if options.group_by_length:
         trainer.group_by_length(lengths, recipe.seed_of(run.stage))
@@ -98,8 +105,7 @@ def train(
     with Bar(run.stage) as bar:  # its length is known when training begins
         log = _RunCallback(run, bar, telemetry)
         trainer.add_callback(log)
-        if evaluate is not None and eval_steps:
-            trainer.add_callback(_Evaluation(run, telemetry, evaluate, eval_steps, log))
+        trainer.around_evaluation = log.evaluation
         if run.resumed_from:
             trainer.resume_from(run.resumed_from, divided=recipe.hardware.engine != "ddp")
         with telemetry.phase("train"):
@@ -107,7 +113,7 @@ def train(
     # an engine that divides the weights would make each rank count its own share
     if distributed.world() == 1 and trainer.optimizer is not None:
         telemetry.note_components(trainer.trained_model, trainer.optimizer)
-    if evaluate is not None and eval_steps:
+    if isinstance(options, Dialogues) and options.eval_steps:
         _take_best(trainer, run)
     return _weights(trainer, divided=distributed.world() > 1 and recipe.hardware.engine != "ddp")
 
@@ -131,9 +137,18 @@ class _RunCallback(TrainerCallback):
         self.time, self.cpu = time.monotonic(), time.process_time()
         self.evaluated = 0.0  # seconds of evaluation since then
 
-    def leave_out(self, seconds: float, cpu: float) -> None:
-        """Count this time as evaluation, not as training."""
-        self.time, self.cpu, self.evaluated = self.time + seconds, self.cpu + cpu, self.evaluated + seconds
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Count the time inside the block as evaluation, not as training."""
+        start, cpu = time.monotonic(), time.process_time()
+        with self.telemetry.phase("evaluate"), working(f"{self.run.stage}: evaluating on validation rows"):
+            yield
+        seconds = time.monotonic() - start
+        self.time, self.cpu, self.evaluated = (
+            self.time + seconds,
+            self.cpu + time.process_time() - cpu,
+            self.evaluated + seconds,
+        )
 
     def on_train_begin(self, args: object, state: Any, control: object, optimizer: Any = None, **_: object) -> None:
         if self.run.resumed_from:
@@ -148,6 +163,10 @@ class _RunCallback(TrainerCallback):
     ) -> None:
         values = {key: value for key, value in (logs or {}).items() if not key.startswith(_NOT_METRICS)}
         if not values:  # the closing record holds only times
+            return
+        if "eval_loss" in values:
+            evaluated = {OF_EVALUATIONS + key.removeprefix("eval_"): value for key, value in values.items()}
+            self.run.logs.metrics(state.global_step, evaluated)
             return
         self.run.logs.metrics(state.global_step, values)
         now, cpu = time.monotonic(), time.process_time()
@@ -170,31 +189,6 @@ class _RunCallback(TrainerCallback):
 
     def on_train_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
         self.telemetry.count(state.num_input_tokens_seen - self.tokens)
-
-
-class _Evaluation(TrainerCallback):
-    """Callback that logs metrics on validation rows every `every` steps, and before the last checkpoint."""
-
-    def __init__(
-        self,
-        run: StageRun,
-        telemetry: Telemetry,
-        evaluate: Callable[[], dict[str, float]],
-        every: int,
-        log: _RunCallback,
-    ):
-        self.run, self.telemetry, self.evaluate, self.every, self.log = run, telemetry, evaluate, every, log
-
-    def on_step_end(
-        self, args: object, state: TrainerState, control: TrainerControl, *, model: Any = None, **_: object
-    ) -> None:
-        if state.global_step % self.every == 0 or control.should_save:
-            training, start, cpu = model.training, time.monotonic(), time.process_time()
-            with self.telemetry.phase("evaluate"), working(f"{self.run.stage}: evaluating on validation rows"):
-                values = self.evaluate()
-            self.log.leave_out(time.monotonic() - start, time.process_time() - cpu)
-            model.train(training)  # TRL logs the metrics of training only while the model is in that mode
-            self.run.logs.metrics(state.global_step, {f"eval/{name}": value for name, value in values.items()})
 
 
 def choose_checkpoint(run: StageRun) -> int | None:
