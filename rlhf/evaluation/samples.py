@@ -11,6 +11,7 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import gym
 from rlhf.evaluation.policies import PolicySamples
 from rlhf.files import JsonObject
+from rlhf.run.evidence import judgements
 from rlhf.run.outcomes import Example, Examples
 
 LabelT = TypeVar("LabelT", bound=str)  # names of policies
@@ -75,14 +76,15 @@ def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples])
     policies = list(samples.values())
     before, after = policies[0], policies[min(1, len(policies) - 1)]
     changed = [a != b for a, b in zip(before.texts, after.texts, strict=True)]
-    name, old, new = _judgement(before, after)
-    if new is None or old is None:
+    old, new = _judged(before), _judged(after)
+    name = next((name for name in judgements(after.rewards) if name in old and name in new), None)
+    if name is None:
         order = sorted(range(len(changed)), key=lambda i: (not changed[i], i))
         chosen, rule = order[: len(SHOWN_AT)], "the first whose answer changed"
     else:
-        gains = (new - old).tolist()
+        gains = (new[name] - old[name]).tolist()
         judged = sorted((i for i, gain in enumerate(gains) if not math.isnan(gain)), key=lambda i: gains[i])
-        chosen, rule = [], f"at a quarter, half and three quarters of the gains in {name}"
+        chosen, rule = [], f"at a quarter, half and three quarters of the gains in {_words(name)}"
         for share in SHOWN_AT if judged else ():
             gain = gains[judged[int(share * len(judged))]]
             equal = [i for i in judged if gains[i] == gain and i not in chosen]
@@ -90,25 +92,21 @@ def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples])
     return Examples(rule, [_example(prompts[i // before.samples_per_prompt], samples, i, name) for i in chosen])
 
 
-def _judgement(before: PolicySamples, after: PolicySamples) -> tuple[str, Tensor | None, Tensor | None]:
-    """Return the judgement that counts most, of the start's answers and the policy's: name and numbers.
-
-    It is the true reward; where it is unknown the first reward of a function, else the score.
-    """
-    names = [name for name in after.rewards if name in before.rewards]
-    if before.true_rewards is not None or not names:
-        known = before.true_rewards is not None
-        numbers = (before.true_rewards, after.true_rewards) if known else (before.scores, after.scores)
-        return ("true reward" if known else "score"), *numbers
-    return names[0].replace("_", " "), before.rewards[names[0]], after.rewards[names[0]]
+def _judged(policy: PolicySamples) -> dict[str, Tensor]:
+    """Return the numbers (N,) of each judge and reward function."""
+    return {**policy.rewards, **policy.judgements}
 
 
-def _example(prompt: Prompt, samples: Mapping[LabelT, PolicySamples], i: int, judgement: str) -> Example:
+def _words(judgement: str) -> str:
+    return judgement.replace("_", " ")
+
+
+def _example(prompt: Prompt, samples: Mapping[LabelT, PolicySamples], i: int, judgement: str | None) -> Example:
     """Return the last turn of the user, and each policy's answer under its name and judgement."""
     question = next((message.content for message in reversed(prompt) if message.role == "user"), prompt[-1].content)
     shown = {}
     for name, policy in samples.items():
-        _, _, numbers = _judgement(policy, policy)
-        number = "" if numbers is None else f" ({judgement} {numbers[i].item():.2f})"
+        numbers = _judged(policy).get(judgement or "")
+        number = "" if judgement is None or numbers is None else f" ({_words(judgement)} {numbers[i].item():.2f})"
         shown[name + number] = policy.texts[i]
     return Example(question, shown)

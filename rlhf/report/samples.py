@@ -9,6 +9,7 @@ from rlhf.recipe.stages import STARTS
 from rlhf.report.parts import STAGE_TITLES, Charts, Section, Turn, dialogue
 from rlhf.report.runs import RunRecords, check_evaluation
 from rlhf.run import reader
+from rlhf.run.evidence import judgements
 from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import Answer, SampleLine
 from rlhf.terminal.wording import varying
@@ -95,7 +96,7 @@ def _table(lines: Mapping[str, Sequence[SampleLine]], name: str) -> SampleTable:
     shown = first[:ROWS]
     questions = _questions(shown)
     judged = _judgement(first)
-    given = {_given(a, judged) for r in first for a in r.answers.values()} if judged else set()
+    given = {a.given.get(judged) for r in first for a in r.answers.values()} if judged else set()
     right_or_wrong = given <= {0, 1, None}
     rows = []
     for line, (question, before) in zip(shown, questions, strict=True):
@@ -139,35 +140,24 @@ def _questions(lines: Sequence[SampleLine]) -> list[tuple[str, list[Turn]]]:
 
 
 def _judgement(lines: Sequence[SampleLine]) -> str | None:
-    """Return what judges the answers, as in `rlhf.run.evidence`: the true reward, a function's, else the score."""
+    """Return what judges the answers of a table; None where nothing does."""
     answers = [answer for line in lines for answer in line.answers.values()]
-    if any(answer.true_reward is not None for answer in answers):
-        return "true_reward"
-    scored = "score" if any(answer.score is not None for answer in answers) else None
-    return next((name for answer in answers for name in answer.rewards), scored)  # the first may have no verdict
-
-
-def _given(answer: Answer, judgement: str) -> float | None:
-    """Return what an answer was given; None where nothing judged it."""
-    return {"true_reward": answer.true_reward, "score": answer.score}.get(judgement, answer.rewards.get(judgement))
+    known = {name for answer in answers for name in answer.given}
+    functions = dict.fromkeys(name for answer in answers for name in answer.rewards)  # the first may have no verdict
+    return next((name for name in judgements(functions) if name in known), None)
 
 
 def _said(answer: Answer | None, start: Answer | None, judgement: str | None, right_or_wrong: bool) -> Said:
     """Return the cell of an answer."""
     if answer is None:
         return Said("", "", "")
-    known = {
-        "true reward": answer.true_reward,
-        **answer.rewards,
-        "score": answer.score,
-        "2nd score": answer.second_score,
-    }
-    given = " · ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in known.items() if value is not None)
-    value = _given(answer, judgement) if judgement else None
+    words = {"second_score": "2nd score"}
+    given = " · ".join(f"{words.get(name, name.replace('_', ' '))} {value:.3g}" for name, value in answer.given.items())
+    value = answer.given.get(judgement) if judgement else None
     if value is None:
         return Said(answer.response, given, "")
     if right_or_wrong:
         return Said(answer.response, ("✓ " if value else "✗ ") + given, "good" if value else "bad")
-    of_start = _given(start, judgement) if start and judgement else None
+    of_start = start.given.get(judgement) if start and judgement else None
     change = 0.0 if of_start is None else value - of_start
     return Said(answer.response, given, "good" if change > 0 else "bad" if change < 0 else "")

@@ -5,7 +5,7 @@ its 95 % interval excludes zero; without an interval nothing is known yet, whate
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 from rlhf.recipe import EVALUATE, POLICIES, SFT, STAGE_TABLE, PolicyStart, StageName
@@ -54,6 +54,14 @@ def prompts_that_tell(value: float, interval: Ends, prompts: int) -> int | None:
         return None
     unit: int = 10 ** max(0, len(str(math.ceil(needed))) - 2)
     return max(prompts + 1, math.ceil(needed / unit) * unit)
+
+
+def judgements(functions: Iterable[str]) -> tuple[str, ...]:
+    """Return what judges answers, in the order in which it counts: the first that is known says what a policy gained.
+
+    Only a toy world knows the true reward. A function is exact; the score of a reward model may be fooled.
+    """
+    return ("true_reward", *functions, "score")
 
 
 def of_prompts(prompts: int | None) -> str:
@@ -133,10 +141,7 @@ class Gain(NamedTuple):
 
 
 def gains_over_start(summaries: Mapping[str, Summary]) -> list[Gain]:
-    """Return the gain of each policy for which one was measured, from the evaluation if that has it.
-
-    The metric is the true reward; where it is unknown the first reward of a function, else the reward model's score.
-    """
+    """Return the gain of each policy for which one was measured, from the evaluation if that has it."""
     evaluated = summaries[EVALUATE].metrics if EVALUATE in summaries else {}
     origin: PolicyStart = SFT if any(key.startswith(f"{SFT}/") for key in evaluated) else "base"
     gains = []
@@ -165,9 +170,9 @@ def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, 
         for key in metrics
         if key.startswith(f"{prefix}reward_") and key.endswith("_gain")
     ]
-    keys = {"true_reward": "true_reward_gain_sd", **{name: f"{name}_gain" for name in functions}}
     prompts = metrics.get(f"{prefix}{HELDOUT_PROMPTS}")
-    for name, key in (keys | {"score": "score_gain_sd"}).items():
+    for name in judgements(functions):
+        key = f"{name}_gain" if name in functions else f"{name}_gain_sd"
         start, end = metrics.get(start_key.format(origin=origin, name=name)), metrics.get(prefix + name)
         value, low, high = (metrics.get(f"{prefix}{key}{suffix}") for suffix in ("", "_low", "_high"))
         if start is not None and end is not None and value is not None:

@@ -32,6 +32,13 @@ class Answer(Record):
     second_score: Number | None = None
     rewards: dict[str, Number] = Field(default_factory=dict)  # of reward functions, by name
 
+    @property
+    def given(self) -> dict[str, float]:
+        """Return what judges and reward functions gave, by their names."""
+        by_judge = {"true_reward": self.true_reward, **self.rewards}
+        by_judge |= {"score": self.score, "second_score": self.second_score}
+        return {name: number for name, number in by_judge.items() if number is not None}
+
 
 class SampleLine(Record):
     """A line of an evaluation's samples.jsonl: a prompt and the answer of each policy.

@@ -28,6 +28,9 @@ from rlhf.evaluation.policies import (
     win_rate,
 )
 from rlhf.evaluation.samples import examples
+from rlhf.report import samples
+from rlhf.run.evidence import gain_of_stage
+from rlhf.run.outcomes import SampleLine
 from tests.helpers import not_none, noted
 
 PAD, EOS = 0, 2
@@ -309,3 +312,26 @@ def test_answers_that_repeat_add_no_certainty():
     assert len(intervals) == 3
     means = [name for name in one if not name.endswith("_gain_sd") and not name.startswith("distinct")]
     assert {name: three[name] for name in means} == pytest.approx({name: one[name] for name in means})
+
+
+@pytest.mark.parametrize("known", [("score",), ("length", "score"), ("true_reward", "length", "score"), ("length",)])
+def test_gain_examples_and_report_are_of_the_same_judgement(known):
+    """The true reward counts most, then a function, then the score."""
+    metrics: dict[str, float] = {}
+    for name in known:
+        key, unit = (f"reward_{name}", "") if name == "length" else (name, "_sd")
+        metrics |= {f"{key}_sft": 0.0, key: 1.0, f"{key}_gain{unit}": 1.0}
+    gain = gain_of_stage("ppo", metrics)
+    assert gain and gain.key.removeprefix("reward_") == known[0]
+    numbers = {name: torch.tensor([1.0]) for name in known}
+    policy = replace(
+        PolicySamples.unjudged(["a"]),
+        scores=numbers.get("score"),
+        true_rewards=numbers.get("true_reward"),
+        rewards={name: numbers[name] for name in known if name == "length"},
+    )
+    assert examples([(Message("user", "q"),)], {"sft": policy, "ppo": policy}).rule.endswith(known[0].replace("_", " "))
+    judged: dict[str, Any] = {name: 1.0 for name in known if name != "length"}
+    judged["rewards"] = {name: 1.0 for name in known if name == "length"}
+    line = SampleLine.model_validate({"prompt": "q", "ppo": {"response": "a", **judged}})
+    assert samples._judgement([line]) == known[0]
