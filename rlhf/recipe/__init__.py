@@ -20,7 +20,6 @@ from rlhf.recipe.folders import (
 from rlhf.recipe.names import Role, ScoreRole, SharedRole
 from rlhf.recipe.pinned import PinnedRecipe, content_hash, load
 from rlhf.recipe.published import Figure
-from rlhf.recipe.random_weights import random_weights_changes
 from rlhf.recipe.schema import (
     Dialogues,
     Dpo,
@@ -36,6 +35,7 @@ from rlhf.recipe.schema_data import Additions, Data, Flaw, Lengths, Sums, Toy
 from rlhf.recipe.schema_evaluate import Evaluate, UnrelatedTask
 from rlhf.recipe.schema_model import Architecture, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineBase, OnlineOptions, Ppo, Rloo
+from rlhf.recipe.small import few_steps_changes, random_weights_changes
 from rlhf.recipe.stages import (
     EVALUATE,
     GROUPS,
@@ -127,6 +127,7 @@ __all__ = [
     "deciding_settings",
     "default_root",
     "differences",
+    "few_steps_changes",
     "guide_of",
     "is_default",
     "load",

@@ -16,6 +16,7 @@ from rlhf.recipe.choices import RowKind
 from rlhf.recipe.schema import StageOptions
 from rlhf.recipe.schema_model import Model, Tokenizer
 from rlhf.recipe.schema_online import GroupOptions, OnlineOptions
+from rlhf.recipe.small import few_steps_changes
 from rlhf.recipe.stages import FEW_SAMPLES
 
 STAND_IN = Path("cpu-smollm2-sums") / "v1"  # the recipe whose model and tokenizer stand for a card's
@@ -81,6 +82,7 @@ def of_recipe(recipe: Recipe, stand_in: StandIn, rows: Path) -> Rehearsal:
     }
     if recipe.model.attention == "flash_attention_2":
         changes["model.attention"] = "sdpa"
+    changes |= few_steps_changes(recipe, STEPS, save_steps=1)
     if needs_rows(recipe):
         changes |= _made_data(recipe, rows)
     for stage, options in recipe.sections().items():
@@ -154,8 +156,7 @@ def _short(options: StageOptions) -> JsonObject:
         "max_completion_length": RESPONSE,
         "eval_steps": 1,
     }
-    section: JsonObject = {"max_steps": STEPS, "logging_steps": 1, "save_steps": 1, "max_samples": READ}
-    return section | _at_most(options, most)
+    return {"max_samples": READ} | _at_most(options, most)
 
 
 def _short_online(options: OnlineOptions) -> JsonObject:
@@ -168,15 +169,10 @@ def _short_online(options: OnlineOptions) -> JsonObject:
     rows = RESPONSES // mini_batches
     is_divided = options.batch_size // options.num_mini_batches > options.per_device_train_batch_size
     section: JsonObject = {
-        "steps": STEPS,
-        "logging_steps": 1,
-        "save_steps": 1,
-        "eval_steps": 1,
         "batch_size": RESPONSES,
         "num_mini_batches": mini_batches,
         "per_device_train_batch_size": rows // 2 if is_divided else rows,
         "rollout_batch_size": RESPONSES // 2 if options.rollout_batch_size < options.batch_size else RESPONSES,
-        "vllm_url": None,
         "max_samples": READ,
     }
     length = "max_completion_length" if isinstance(options, GroupOptions) else "response_length"

@@ -136,18 +136,19 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape, supervised_steps:
     sample for a while before the first step. `supervised_steps`: those of stages that do not sample, if others.
     """
     sampled = min(recipe.evaluate.max_samples, recipe.evaluate.batch_size)
+    taken = supervised_steps or steps
     changes: Changes = {
+        **recipes.few_steps_changes(recipe, steps, taken),
         "data.heldout_fraction": 0.5,
         "data.validation_fraction": 0.25 if recipe.data.validation_fraction else None,
         "evaluate.max_samples": sampled,
     }
     rows = [sampled]
     for stage, options in recipe.online().items():
-        changes |= _few_online_steps(stage, options, steps)
+        changes |= _little_around(stage, options)
         rows += [options.batch_size, _evaluated(options)]
-    taken = supervised_steps or steps
     for stage, supervised in recipe.dialogues().items():
-        changes |= _few_supervised_steps(stage, supervised, taken, shape)
+        changes |= _few_rows(stage, supervised, taken, shape)
         rows.append(taken * supervised.per_device_train_batch_size * supervised.gradient_accumulation_steps)
     most = max(rows)
     if most > MOST_ROWS:
@@ -156,18 +157,13 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape, supervised_steps:
     return recipes.random_weights_changes(recipe, 3 * most, shape) | changes
 
 
-def _few_online_steps(stage: StageName, options: OnlineOptions, steps: int) -> Changes:
+def _little_around(stage: StageName, options: OnlineOptions) -> Changes:
     section: Changes = {
-        "steps": steps,
         "warmup_steps": 0,
         "normalize_scores": False,
-        "logging_steps": 1,
-        "save_steps": steps,
-        "eval_steps": steps,
         "adapter": "last",
         "max_eval_samples": _evaluated(options),
         "max_samples": None,
-        "vllm_url": None,
         "max_update_kl": None,
         # stand-in prompts have no answers; functions take no memory
         "reward_funcs": ["model" if options.model_scores else "length(most=1)"],
@@ -185,15 +181,12 @@ def _evaluated(options: OnlineOptions) -> int:
     return min(options.max_eval_samples, options.rollout_batch_size)
 
 
-def _few_supervised_steps(stage: StageName, options: Dialogues, steps: int, shape: LengthsShape) -> Changes:
+def _few_rows(stage: StageName, options: Dialogues, steps: int, shape: LengthsShape) -> Changes:
     batch = options.per_device_train_batch_size * options.gradient_accumulation_steps
     section: Changes = {
-        "max_steps": steps,
         # Batches of similar rows differ much in length: of real lengths a run has as many rows as it takes.
         "max_samples": steps * batch if shape == "hh" else None,
         "max_eval_samples": min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size),
-        "logging_steps": 1,
-        "save_steps": steps,
         "eval_steps": None,  # held-out rows take less memory than a training step, and are not part of one
         "adapter": "last",
     }

@@ -1,4 +1,8 @@
-"""The overrides with which a recipe of a large model runs without a download."""
+"""The overrides with which a large recipe runs for a moment: random weights, and few steps.
+
+Whoever makes a recipe small takes these and adds what it wants else: a dress rehearsal shorter rows and batches, a
+prediction of memory fewer layers.
+"""
 
 from rlhf.errors import UserError
 from rlhf.recipe.choices import LengthsShape
@@ -29,3 +33,23 @@ def random_weights_changes(recipe: Recipe, pairs: int, shape: LengthsShape) -> C
         **{f"data.{key}": None for key in recipe.data.own_keys()},
         "data.lengths": {"pairs": pairs, "shape": shape},
     }
+
+
+def few_steps_changes(
+    recipe: Recipe, steps: int, supervised_steps: int | None = None, save_steps: int | None = None
+) -> Changes:
+    """Return the changes with which every stage that trains takes `steps` steps, logs each, and needs no server.
+
+    A checkpoint and, in stages that sample, an evaluation follow every `save_steps` steps, None: the last step.
+    `supervised_steps`: the steps of stages that do not sample, if others.
+    """
+    supervised = supervised_steps or steps
+    taken = [(stage, "steps", steps) for stage in recipe.online()]
+    taken += [(stage, "max_steps", supervised) for stage in recipe.dialogues()]
+    changes: Changes = {}
+    for stage, key, number in taken:
+        section = {key: number, "logging_steps": 1, "save_steps": save_steps or number}
+        changes |= {f"{stage}.{name}": value for name, value in section.items()}
+    for stage in recipe.online():
+        changes |= {f"{stage}.eval_steps": save_steps or steps, f"{stage}.vllm_url": None}
+    return changes
