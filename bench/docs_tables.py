@@ -65,20 +65,18 @@ def _with_limit(cells: list[str]) -> list[str]:
     return [cells[0], f"{getattr(importlib.import_module(f'rlhf.{module}'), constant):,.0f}", cells[2]]
 
 
-def _with_values(cells: list[str], versions: tuple[str, ...]) -> list[str]:
-    """Return a row of settings, which begins with a key, with its values in versions of the recipe for a 24 GB card."""
-    for place, version in enumerate(versions, 1):
-        value: Any = load(ROOT / "recipes/4090-llama2-7b" / version).recipe
-        for part in cells[0].strip("`").split("."):
-            value = getattr(value, part)
-        cells[place] = json.dumps(value).strip('"')
+def _with_value(cells: list[str]) -> list[str]:
+    """Return a row of settings, which begins with a key, with its value in the recipe for a 24 GB card."""
+    value: Any = load(ROOT / "recipes/4090-llama2-7b/v2").recipe
+    for part in cells[0].strip("`").split("."):
+        value = getattr(value, part)
+    cells[1] = json.dumps(value).strip('"')
     return cells
 
 
 FILLED: dict[str, Callable[[list[str]], list[str]]] = {  # tables of which one or two columns are written
     "limits": _with_limit,
-    "settings that differ": lambda cells: _with_values(cells, ("v1", "v2")),
-    "settings of both": lambda cells: _with_values(cells, ("v2",)),
+    "settings of both": _with_value,
 }
 
 

@@ -233,10 +233,12 @@ def test_a_table_of_changes_names_every_key_that_differs(card):
     assert named == differing - {"status", "default", "description"}
 
 
-def settings_rows(heading: str) -> list[list[str]]:
-    """Key and three more cells of every row of a section of recipes/4090-llama2-7b/v2/README.md."""
-    page = (ROOT / "recipes/4090-llama2-7b/v2/README.md").read_text()
-    section = page.partition(f"### {heading}\n")[2].partition("\n### ")[0]
+SETTINGS = ROOT / "recipes/4090-llama2-7b/v2/README.md"
+
+
+def settings_of_both() -> list[list[str]]:
+    """Key, value, origin and reason of every setting that both versions of 4090-llama2-7b have."""
+    section = SETTINGS.read_text().partition("### What both versions have\n")[2].partition("\n### ")[0]
     return [[row[0].strip("`"), *row[1:]] for row in _rows(section) if row[0].startswith("`")]
 
 
@@ -245,11 +247,9 @@ def test_the_settings_for_24_gb_are_those_of_the_recipes():
         plain_values(recipe.load(ROOT / "recipes/4090-llama2-7b" / version).recipe.model_dump(mode="json"))
         for version in ("v1", "v2")
     )
-    changed, same = settings_rows("What v2 changes"), settings_rows("What both versions have")
-    assert len(changed) > 8 and len(same) > 20
-    assert all(v1[key] != v2[key] for key, *_ in changed)
+    same = settings_of_both()
+    assert len(same) > 20
     assert all(v1[key] == v2[key] for key, *_ in same)
-    assert not {row[0] for row in changed} & {row[0] for row in same}
 
 
 def test_the_settings_that_the_guide_gives_are_marked_in_its_recipe():
@@ -262,12 +262,14 @@ def test_the_settings_that_the_guide_gives_are_marked_in_its_recipe():
     block = marks.pop("training")
     marks |= {stage: block | marks[stage] for stage in ("sft", "rm", "ppo")}  # the guide has no DPO
     given = {f"{section}.{key}" for section, keys in marks.items() for key, marked in keys.items() if marked}
-    assert all((row[2] == "guide") == (row[0] in given) for row in settings_rows("What both versions have"))
-    assert not given & {row[0] for row in settings_rows("What v2 changes")}
+    assert all((row[2] == "guide") == (row[0] in given) for row in settings_of_both())
+    changes = CHANGES.search(SETTINGS.read_text())
+    assert changes
+    assert not given & {key for row in _rows(changes[2])[2:] for key in named_keys(row[0])}
 
 
 def test_the_predicted_peaks_beside_the_settings_are_those_that_are_pinned():
-    page = _rows((ROOT / "recipes/4090-llama2-7b/v2/README.md").read_text())
+    page = _rows(SETTINGS.read_text())
     shown = [row for row in page if row[0].startswith("4090-")]
     assert len(shown) == 4
     for name, _, *peaks in shown:
