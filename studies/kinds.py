@@ -4,7 +4,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict  # comes with pydantic, which checks typing's own only from Python 3.12 on
 
-from bench.kinds import OfRecipe, Traced
+from bench.kinds import OfRecipe, Overrides, Traced
 
 # -- python -m studies.layers ------------------------------------------------------------------------------------------
 
@@ -40,19 +40,37 @@ class LayersMeans(TypedDict):
     seconds_to_gain: dict[str, float | None]  # gain -> CPU seconds of steps; None where it is not reached
 
 
-class LayersProvenance(OfRecipe):
-    """What the chains of `python -m studies.layers` ran with."""
+class ChainProvenance(OfRecipe):
+    """What the chains of a study ran with."""
 
     date: str  # ISO 8601
     packages: dict[str, str]
     command: str
 
 
-class LayersRecord(LayersProvenance):
+class LayersRecord(ChainProvenance):
     """A record of `python -m studies.layers`."""
 
     adapters_in: dict[str, dict[str, LayersRun]]  # choice of layers -> seed -> run
     summary: dict[str, LayersMeans]
+
+
+# -- python -m studies.experiments -------------------------------------------------------------------------------------
+
+
+class ExperimentRun(TypedDict):
+    """What is read of one arm on one seed."""
+
+    figures: dict[str, float | None]  # in the units that their titles name; None where nothing was logged
+    cpu_seconds: float  # of the steps and evaluations of its own stages
+    ended: NotRequired[str]  # why a stage ended before its end
+
+
+class ExperimentRecord(ChainProvenance):
+    """A record of `python -m studies.experiments`."""
+
+    arms: dict[str, Overrides]  # what each changes in the recipe
+    runs: dict[str, dict[str, ExperimentRun]]  # arm -> seed -> run
 
 
 # -- python -m studies.outside -----------------------------------------------------------------------------------------

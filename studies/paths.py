@@ -5,3 +5,4 @@ from pathlib import Path
 OUTSIDE = Path(__file__).parent / "outside"
 LAYERS = Path(__file__).parent / "layers"
 TASKS = Path(__file__).parent / "tasks"
+EXPERIMENTS = Path(__file__).parent / "experiments"

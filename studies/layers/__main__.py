@@ -36,7 +36,7 @@ from rlhf.run.packages import package_versions
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 from rlhf.terminal.screen import OUT
-from studies.kinds import CurvePoint, LayersMeans, LayersProvenance, LayersRecord, LayersRun
+from studies.kinds import ChainProvenance, CurvePoint, LayersMeans, LayersRecord, LayersRun
 
 RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 # Six layers, so that a half and a third exist; narrower and with less data than the recipe, so that nine chains take
@@ -228,7 +228,7 @@ def _folder(out: Path, stage: str) -> Path:
 def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | None) -> None:
     """Train with adapters in all, the upper half and the upper third of six layers. Takes half an hour of CPU time."""
     changes = CHANGES | recipes.parse_overrides(more)
-    origin: LayersProvenance = {
+    origin: ChainProvenance = {
         "date": today(),
         "code": code(),
         "device": f"{cpu_model()}, 1 thread",

@@ -1,0 +1,1 @@
+"""Experiments behind what guides assert, each a few arms that differ in one setting, on several seeds."""
