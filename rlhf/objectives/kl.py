@@ -41,10 +41,10 @@ def estimate_kl(logp: Tensor, ref_logp: Tensor, kind: KlEstimator) -> Tensor:
     raise ValueError(f"unknown KL estimator {kind!r}: choose one of {', '.join(KL_ESTIMATORS)}")
 
 
-def adapt(coef: float, measured: float, target: float, rate: float) -> float:
+def adapt(coef: float, measured: float, target: float) -> float:
     """Return the next KL coefficient of a controller that steers the divergence to a target.
 
-    e = clip((measured - target) / target, -0.2, 0.2);   coef <- coef (1 + rate e)   (arXiv 1909.08593, section 2.2)
+    e = clip((measured - target) / target, -0.2, 0.2);   coef <- coef (1 + 0.1 e)   (arXiv 1909.08593, section 2.2)
 
     measured, target: the divergence in one unit, here nats per token. Raises ValueError unless target is above 0 and
     measured is a number.
@@ -54,4 +54,4 @@ def adapt(coef: float, measured: float, target: float, rate: float) -> float:
     if math.isnan(measured):
         raise ValueError("the measured divergence is not a number")
     error = min(max(measured / target - 1, -0.2), 0.2)
-    return coef * (1 + rate * error)
+    return coef * (1 + 0.1 * error)

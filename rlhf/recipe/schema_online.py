@@ -64,7 +64,6 @@ class OnlineBase(Section):
     kl_estimator: KlEstimator = "k1"
     kl_penalty: Literal["reward", "loss"] = "reward"  # part of each token's reward, or of the loss
     kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target
-    kl_adapt_rate: Annotated[float, Field(gt=0, lt=5)] = 0.1  # K_beta of arXiv 1909.08593, section 2.2
     entropy_coef: NonNegative = 0.0
     max_update_kl: Positive | None = None  # an update stops where policy/approxkl_avg of a minibatch exceeds it
     normalize_scores: bool = True  # by mean and sd of the reward model's scores on SFT responses to training prompts

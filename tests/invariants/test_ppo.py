@@ -223,15 +223,15 @@ def test_an_update_that_stopped_takes_no_later_minibatch(run, rollout, monkeypat
 
 
 def test_the_kl_coefficient_follows_its_target(run, rollout):
-    learner = new_learner(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2)
+    learner = new_learner(run, kl_target=0.1, kl_coef=0.2)
     batch = make_batch(learner, rollout)
     learner.update(batch)
     learner.state.advance(masked_mean(batch.kl, rollout.mask).item())
-    assert learner.state.kl_coef == pytest.approx(0.2 * 0.9)  # the policy is the reference: KL 0, far below the target
+    assert learner.state.kl_coef == pytest.approx(0.2 * 0.98)  # the policy is the reference: KL 0, far below the target
     batch = make_batch(learner, rollout)
     batch.kl = torch.where(rollout.mask, 0.11, 0.0)  # nats of each token, a tenth above the target
     learner.advance(batch)
-    assert learner.state.kl_coef == pytest.approx(0.2 * 0.9 * (1 + 0.5 * 0.1))
+    assert learner.state.kl_coef == pytest.approx(0.2 * 0.98 * (1 + 0.1 * 0.1))
     batch = make_batch(learner, rollout)
     assert batch_metrics(batch, learner)["objective/kl_coef"] == learner.state.kl_coef
     score = (batch.scores[0] - NORM[0]) / NORM[1]
@@ -239,8 +239,8 @@ def test_the_kl_coefficient_follows_its_target(run, rollout):
 
 
 def test_while_the_critic_warms_up_the_kl_coefficient_stays(run, rollout):
-    learner = new_learner(run, kl_target=0.1, kl_adapt_rate=0.5, kl_coef=0.2, value_warmup_steps=1)
-    for learns, expected in ((False, 0.2), (True, 0.2 * 0.9)):  # the policy is the reference: KL 0, below the target
+    learner = new_learner(run, kl_target=0.1, kl_coef=0.2, value_warmup_steps=1)
+    for learns, expected in ((False, 0.2), (True, 0.2 * 0.98)):  # the policy is the reference: KL 0, below the target
         assert learner.policy_learns == learns
         batch = make_batch(learner, rollout)
         learner.advance(batch)

@@ -120,10 +120,10 @@ def test_errors_and_inputs_unchanged():
 
 
 def test_the_controller_moves_the_coefficient_by_at_most_a_fifth_of_its_rate():
-    assert adapt(0.1, measured=0.3, target=0.3, rate=0.1) == pytest.approx(0.1)
-    assert adapt(0.1, measured=0.33, target=0.3, rate=0.1) == pytest.approx(0.1 * 1.01)
-    assert adapt(0.1, measured=9.0, target=0.3, rate=0.1) == pytest.approx(0.1 * 1.02)
-    assert adapt(0.1, measured=-9.0, target=0.3, rate=0.5) == pytest.approx(0.1 * 0.9)
+    assert adapt(0.1, measured=0.3, target=0.3) == pytest.approx(0.1)
+    assert adapt(0.1, measured=0.33, target=0.3) == pytest.approx(0.1 * 1.01)
+    assert adapt(0.1, measured=9.0, target=0.3) == pytest.approx(0.1 * 1.02)
+    assert adapt(0.1, measured=-9.0, target=0.3) == pytest.approx(0.1 * 0.98)
     for measured, target, said in ((0.1, 0.0, "the target must be above 0, not 0.0"), (math.nan, 0.1, "not a number")):
         with pytest.raises(ValueError, match=said):
-            adapt(0.1, measured, target, 0.1)
+            adapt(0.1, measured, target)

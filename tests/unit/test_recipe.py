@@ -52,7 +52,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c["lora"].update(target_modules=["q_proj", "lm_head"]), "lora: target_modules: lm_head is shared"),
         (lambda c: c["ppo"].update(kl_penalty="loss"), "ppo: kl_penalty: loss needs kl_estimator k2 or k3"),
         (lambda c: c["ppo"].update(kl_target=0.1, kl_coef=0), "ppo: kl_target needs kl_coef above 0"),
-        (lambda c: c["ppo"].update(kl_adapt_rate=10), "ppo.kl_adapt_rate = 10: input should be less than 5"),
+        (lambda c: c["ppo"].update(lam=10), "ppo.lam = 10: input should be less than or equal to 1"),
         (lambda c: c["ppo"].update(sigmoid_scores=True), "ppo: choose one of sigmoid_scores and normalize_scores"),
         (
             lambda c: c["ppo"].update(rollout_weights="merged", old_logprobs="rollout", value_model="head"),

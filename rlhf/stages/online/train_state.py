@@ -174,7 +174,7 @@ class TrainState:
         """
         options = self.options
         if options.kl_target is not None and kl is not None:
-            self.kl_coef = adapt(self.kl_coef, kl, options.kl_target, options.kl_adapt_rate)
+            self.kl_coef = adapt(self.kl_coef, kl, options.kl_target)
         self.schedule.step()
         self.step += 1
 
