@@ -14,8 +14,8 @@ from bench.paths import ROOT
 from rlhf.models import loading
 from rlhf.models.nf4 import round_to_nf4
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Changes, StageName
-from rlhf.recipe.learning_rates import adapter_rate
+from rlhf.recipe import Changes, StageName, load
+from rlhf.recipe.learning_rates import usual_rate
 from rlhf.stages import ppo
 
 TINY, SMOLLM2 = ROOT / "recipes/cpu-tiny/v2", ROOT / "recipes/cpu-smollm2-hh/v1"
@@ -88,8 +88,8 @@ def nf4_base() -> Iterator[None]:
 
 
 def rates(stage: StageName, changes: Changes, *readings: Reading) -> Experiment:
-    """Return the sweep of a stage's learning rate: factors of what `rlhf new` takes for the toy model's width."""
-    usual = adapter_rate(stage, 64)
+    """Return the sweep of a stage's learning rate: factors of what `rlhf new` takes for the toy model."""
+    usual = usual_rate(load(TINY).recipe, stage) or 0.0
     keys = ("learning_rate", "value_learning_rate") if stage == "ppo" else ("learning_rate",)
     arms = {
         f"{factor * usual:.2g}": Arm(changes | {f"{stage}.{key}": factor * usual for key in keys}) for factor in FACTORS
