@@ -5,6 +5,7 @@ import math
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -139,7 +140,7 @@ class ZeroOrMore(Number):
 
 SEED = WholeNumber(0, LARGEST_SEED)
 _RECORDS = (MANIFEST, SUMMARY, "made.json")  # a folder that holds one of them belongs to a run
-_RESULTS = (*RESULT_FOLDERS, "checkpoints")  # folders of a stage
+_RESULTS = (*(name.partition("/")[0] for name in RESULT_FOLDERS), "checkpoints")  # patterns of folders of a stage
 
 
 class OutputFile(click.Path):
@@ -277,7 +278,7 @@ def _stage_folder(path: Path) -> Path | None:
     for absolute in (path.absolute(), path.resolve()):
         for folder in absolute.parents:
             parts = absolute.relative_to(folder).parts
-            if len(parts) > 1 and parts[0] not in _RESULTS:
+            if len(parts) > 1 and not any(fnmatch(parts[0], name) for name in _RESULTS):
                 continue
             if any((folder / name).is_file() for name in _RECORDS):
                 return folder

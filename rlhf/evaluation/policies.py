@@ -17,6 +17,7 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
 from rlhf.evaluation.best_of_n import PerPrompt, beside_best_of_n, pass_at_k
 from rlhf.models.shared_base import SharedBase
+from rlhf.objectives.ensembles import disagreement
 from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
 from rlhf.recipe import Evaluate, PolicyStart, Role
@@ -66,6 +67,7 @@ class PolicySamples:
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
     other_ends: dict[str, float] = field(default_factory=dict)  # as `Rollout.other_end_rate`
     second_scores: Tensor | None = None  # raw, of the second reward model
+    member_scores: Tensor | None = None  # (M, N) of each member of an ensemble of reward models, standardised
 
     @classmethod
     def unjudged(cls, texts: list[str]) -> Self:
@@ -108,6 +110,8 @@ class PolicySamples:
             **self.other_ends,
         }
         means |= {name: numbers.mean().item() for name, numbers in self.judgements.items()}
+        if self.member_scores is not None:
+            means["disagreement"] = disagreement(self.member_scores).mean().item()
         return means | {f"reward_{name}": _mean_verdict(numbers) for name, numbers in self.rewards.items()}
 
 
@@ -168,9 +172,9 @@ def measure(
         prompt_texts = [tokenizer.prompt_text(prompt) for prompt in prompts]
         true_rewards = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
     rewards: dict[str, Tensor] = {}
-    final_scores, second_scores = (
-        scores[name].cpu() if name in scores else None for name in ("reward", "second_reward")
-    )
+    members = torch.stack([scores[role].cpu() for role in shared.reward_roles]) if shared.reward_roles else None
+    final_scores = None if members is None else shared.combined(members)
+    second_scores = scores["second_reward"].cpu() if "second_reward" in scores else None
     if reward_fn is not None:
         rewards, final_scores = reward_fn(prompts, texts, final_scores, rollout.response_ids)
     return PolicySamples(
@@ -181,6 +185,7 @@ def measure(
         scores=final_scores,
         true_rewards=true_rewards,
         second_scores=second_scores,
+        member_scores=None if members is None or shared.ensemble is None else shared.ensemble.standardise(members),
         samples_per_prompt=samples_per_prompt,
         rewards=rewards,
         other_ends=rollout.other_end_rate(shared.end_ids, tokenizer.eos_id),

@@ -47,6 +47,8 @@ def _answer(policy: PolicySamples, i: int) -> JsonObject:
     """Return an answer of a policy with all that judges it."""
     answer: JsonObject = {"response": policy.texts[i]}
     answer |= {name: numbers[i].item() for name, numbers in policy.judgements.items()}
+    if policy.member_scores is not None:
+        answer["member_scores"] = policy.member_scores[:, i].tolist()
     if policy.rewards:
         given = {reward: values[i].item() for reward, values in policy.rewards.items()}
         answer["rewards"] = {reward: number for reward, number in given.items() if not math.isnan(number)}

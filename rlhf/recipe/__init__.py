@@ -17,7 +17,7 @@ from rlhf.recipe.folders import (
     resolve,
     root_for_new,
 )
-from rlhf.recipe.names import Role, ScoreRole, SharedRole
+from rlhf.recipe.names import MEMBER_ROLES, Role, ScoreRole, SharedRole
 from rlhf.recipe.pinned import PinnedRecipe, content_hash, load
 from rlhf.recipe.published import Figure
 from rlhf.recipe.schema import (
@@ -64,6 +64,7 @@ from rlhf.recipe.strict import Changes, as_yaml, parse_overrides
 __all__ = [
     "EVALUATE",
     "GROUPS",
+    "MEMBER_ROLES",
     "MERGE",
     "MODEL_REWARD",
     "ONLINE",

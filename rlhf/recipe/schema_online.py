@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.objectives.choices import Advantage, KlEstimator, LossType, SamplingCorrection, Scale, TokenLevel
+from rlhf.objectives.choices import Advantage, Combine, KlEstimator, LossType, SamplingCorrection, Scale, TokenLevel
 from rlhf.recipe.bounds import (
     BatchRows,
     ClipRange,
@@ -26,6 +26,7 @@ from rlhf.recipe.choices import CriticKind, FourBit, KeptWeights, Optimizer, Sch
 from rlhf.recipe.strict import AsTuple, Section
 
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
+VARIANCE_COEF = 0.1  # for PPO in the code of arXiv 2310.02743 (github.com/tlc4418/llm_optimization); 0.5 for best-of-n
 
 
 class OnlineBase(Section):
@@ -68,6 +69,8 @@ class OnlineBase(Section):
     max_update_kl: Positive | None = None  # an update stops where policy/approxkl_avg of a minibatch exceeds it
     normalize_scores: bool = True  # by mean and sd of the reward model's scores on SFT responses to training prompts
     norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many, rounded up to whole batches
+    combine_scores: Combine | None = None  # of an ensemble of reward models; null: mean
+    variance_coef: NonNegative | None = None  # of mean_minus_var; null: VARIANCE_COEF
     score_clip: Positive | None = None  # limit of the absolute score, after normalisation or sigmoid
     missing_eos_penalty: NonNegative | None = 1.0
     old_logprobs: Literal["recompute", "rollout"] = "recompute"  # in a forward pass, or as noted in sampling
@@ -93,6 +96,11 @@ class OnlineBase(Section):
     def model_scores(self) -> bool:
         """Return whether the reward model scores the responses."""
         return MODEL_REWARD in self.reward_funcs
+
+    @property
+    def combination(self) -> tuple[Combine, float]:
+        """Return how the scores of an ensemble of reward models become one, and the weight of their variance in it."""
+        return self.combine_scores or "mean", VARIANCE_COEF if self.variance_coef is None else self.variance_coef
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -175,6 +183,8 @@ class OnlineBase(Section):
             raise ValueError("reward_funcs names a reward twice")
         if self.normalize_scores and not self.model_scores:
             raise ValueError(f"normalize_scores needs {MODEL_REWARD} among reward_funcs: it is about its scores")
+        if self.variance_coef is not None and self.combine_scores != "mean_minus_var":
+            raise ValueError("variance_coef needs combine_scores: mean_minus_var")
         return self
 
 

@@ -8,9 +8,11 @@ findings.jsonl    what checks found, once each, with advice
 judged.jsonl      marks that the reward `judge` was given, with their tokens; none is asked for twice
 checkpoints/step-000200/   complete or absent: renamed when complete, with a hash of every file
 adapter/          the result in peft's format (`model/` for pretrain and merge)
+member-2/         the second member of an ensemble of reward models: adapter, logs and checkpoints; then member-3 …
 summary.json      the last file; its presence means that the stage is done
 """
 
+import copy
 import os
 import platform
 import shlex
@@ -22,7 +24,7 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import JsonObject, finite, free_name, sha256, sync_tree, write_json
+from rlhf.files import JsonObject, finite, free_name, remove, sha256, sync_tree, write_json
 from rlhf.recipe import PRETRAIN, BaseSpec, PinnedRecipe, PolicyName, StageName
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import Checkpoints, checkpoint_step
@@ -31,11 +33,12 @@ from rlhf.run.finished import (
     REMADE,
     check_result,
     data_file,
+    member_folder,
     read_summary,
     result_files,
     result_hash,
 )
-from rlhf.run.layout import FINDINGS, MANIFEST, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
+from rlhf.run.layout import FINDINGS, MANIFEST, MEMBER, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
 from rlhf.run.lock import locked, make_run_directory
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.packages import package_versions
@@ -44,6 +47,8 @@ from rlhf.run.provenance import code_version
 from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
 
+OnMetrics = Callable[[int, Mapping[str, float]], None]  # receives a logged step
+MEMBER_SEED_OFFSET = 10_000_000  # added to the seed for each further member of an ensemble
 LARGE = 10**9  # bytes: a larger result is hashed when it is used, not whenever the runner skips its finished stage
 
 
@@ -68,6 +73,8 @@ class StageRun:
         are the policies that an evaluation compares, instead of all that are trained.
         """
         self.loaded, self.stage, self.is_main = loaded, stage, is_main
+        self.title = str(stage)  # in what is shown while it runs
+        self.seed = loaded.recipe.seed_of(stage)  # with which it trains
         self.run_directory = out / loaded.name / loaded.version
         self.path = self._place = self.run_directory / stage
         self._beside = self.run_directory / REMAKING / stage  # named as the stage, which checks of results compare
@@ -80,6 +87,7 @@ class StageRun:
         self.total_steps = 0  # of training, once the stage knows them
         self.logs = Logs(self.path, is_main)
         self.checkpoints = Checkpoints(self.path / "checkpoints", is_main)
+        self.watch: Callable[[StageRun], OnMetrics] | None = None  # makes live checks of a run
         self._manifest: dict[str, object] = {}
         self._started = time.monotonic()
         self._spent = 0.0  # seconds up to the checkpoint that this run resumes from
@@ -215,6 +223,33 @@ class StageRun:
             self.logs.sync()  # the logs up to a checkpoint reach the disk before it
             self.checkpoints.add(step, folder, self._wall(), self.logs.line_counts())
 
+    def member(self, number: int, count: int) -> "StageRun":
+        """Return the run of one of `count` reward models that are trained one after another; the first is this run.
+
+        Each other has a seed, logs and checkpoints of its own, in a folder inside this one. Where this run is resumed,
+        a member that has checkpoints is too, from its newest one; of another, what is there is deleted.
+        """
+        if number == 1:
+            return self
+        member = copy.copy(self)
+        member.title = f"{self.stage}, {number} of {count}"
+        member.seed = (self.seed + (number - 1) * MEMBER_SEED_OFFSET) % 2**32
+        member.path = member_folder(self.path, number)
+        member.logs, member.resumed_from = Logs(member.path, self.is_main), None
+        member.checkpoints = Checkpoints(member.path / "checkpoints", self.is_main)
+        if self.is_main:
+            latest = member.checkpoints.latest()
+            checkpoint = None if latest is None else reader.read(latest / "checkpoint.json", records.Checkpoint)
+            if checkpoint is None:
+                remove(member.path)
+                member.checkpoints.folder.mkdir(parents=True)
+            else:
+                member.resumed_from = latest
+                self._spent = member._spent = max(self._spent, checkpoint.wall_seconds)
+                member._rewind(checkpoint)
+        member.logs.on_metrics = [self.watch(member)] if self.watch else []
+        return member
+
     def finish(
         self, metrics: Mapping[str, float], costs: records.Costs, predicted_peak: int | None = None
     ) -> records.Summary | None:
@@ -243,12 +278,12 @@ class StageRun:
             data_sha256=manifest.data.sha256 if manifest.data else None,
             result_sha256={str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
             metrics={name: finite(value) for name, value in metrics.items()},
-            findings=[line.check for line in reader.read_lines(self.path / FINDINGS, records.FindingLine)],
+            findings=self._findings(),
             targets=[comparison(figure, values) for figure in figures(self.loaded, self.stage)],
             all_stages=figures(self.loaded, "all"),
         )
-        for folder in RESULT_FOLDERS:
-            sync_tree(self.path / folder)
+        for folder in (found for pattern in RESULT_FOLDERS for found in self.path.glob(pattern)):
+            sync_tree(folder)
         self.logs.sync()
         write_json(self.path / SUMMARY, summary.content())
         if self.path == self._beside:
@@ -292,6 +327,11 @@ class StageRun:
         with suppress(OSError):
             self._beside.parent.rmdir()
         self.path = self._place
+
+    def _findings(self) -> list[str]:
+        """Return the names of the checks that found something, of each member of an ensemble."""
+        files = [self.path / FINDINGS, *sorted(self.path.glob(f"{MEMBER.format('*')}/{FINDINGS}"))]
+        return [*dict.fromkeys(line.check for file in files for line in reader.read_lines(file, records.FindingLine))]
 
     def _wall(self) -> float:
         """Return the seconds that the stage has taken, those before it was resumed included."""

@@ -18,7 +18,16 @@ from rlhf.recipe import EVALUATE, POLICIES, PRETRAIN, STAGE_TABLE, STAGES, Stage
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.totals import compare_total
 from rlhf.run import reader, records
-from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MODEL, RESULT_FOLDERS, SAMPLES, SUMMARY
+from rlhf.run.layout import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    MANIFEST,
+    MEMBER,
+    MODEL,
+    RESULT_FOLDERS,
+    SAMPLES,
+    SUMMARY,
+)
 
 # Run again when an input has changed; the earlier result is renamed, not deleted.
 REMADE = tuple(stage for stage, row in STAGE_TABLE.items() if row.remade)
@@ -143,10 +152,21 @@ def _results(path: Path) -> list[Path]:
     return [file for folder in RESULT_FOLDERS for file in path.glob(f"{folder}/*") if file.is_file()]
 
 
+def member_folder(folder: Path, number: int) -> Path:
+    """Return the folder of a member of an ensemble of reward models, counted from 1, in the stage's `folder`."""
+    return folder if number == 1 else folder / MEMBER.format(number)
+
+
 def reward_model_digest(summary: records.Summary) -> str | None:
-    """Return what names a reward model in files with its scores, the beginning of its hash; None without an adapter."""
-    digest = summary.result_sha256.get(ADAPTER_WEIGHTS)
-    return digest[:16] if digest else None
+    """Return what names a reward model in files with its scores, the beginning of its hash; None without an adapter.
+
+    That of an ensemble is of the hashes of its members.
+    """
+    members = sorted(name for name in summary.result_sha256 if name.endswith(ADAPTER_WEIGHTS))
+    digests = [summary.result_sha256[name] for name in members]
+    if len(digests) > 1:
+        digests = [hashlib.sha256("".join(digests).encode()).hexdigest()]
+    return digests[0][:16] if digests else None
 
 
 def result_hash(file: Path) -> str:
@@ -166,16 +186,16 @@ def follow_base(run_directory: Path, stage: StageName) -> None:
     peft's AutoPeftModelForCausalLM then finds the run's own base. Nothing changes if the run has no base of its own, if
     an older version hashed the result with that path, or if the directory cannot be written.
     """
-    file = run_directory / stage / ADAPTER / ADAPTER_CONFIG
-    base = (stage_folder(run_directory, PRETRAIN) / MODEL).resolve()
-    config = read_json(file)
-    if config is None or not base.is_dir() or os.path.realpath(str(config.get(BASE))) == str(base):
-        return
-    summary = read_summary(run_directory / stage)
-    if summary is None or summary.result_sha256.get(f"{ADAPTER}/{ADAPTER_CONFIG}") != result_hash(file):
-        return
-    with suppress(OSError), replacing(file) as temporary:  # a read-only copy stays: nothing of ours reads that path
-        temporary.write_text(_json_text({**config, BASE: str(base)}), encoding="utf-8")
+    folder, base = run_directory / stage, (stage_folder(run_directory, PRETRAIN) / MODEL).resolve()
+    for file in (file for file in _results(folder) if file.name == ADAPTER_CONFIG):
+        config = read_json(file)
+        if config is None or not base.is_dir() or os.path.realpath(str(config.get(BASE))) == str(base):
+            continue
+        summary = read_summary(folder)
+        if summary is None or summary.result_sha256.get(str(file.relative_to(folder))) != result_hash(file):
+            continue
+        with suppress(OSError), replacing(file) as temporary:  # a read-only copy stays: nothing of ours reads that path
+            temporary.write_text(_json_text({**config, BASE: str(base)}), encoding="utf-8")
 
 
 def totals(

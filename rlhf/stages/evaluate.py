@@ -1,6 +1,5 @@
 """Evaluation of every policy of a run on the same held-out prompts, and of a reward model on held-out pairs."""
 
-import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from rlhf.evaluation.policies import (
     of_several_samples,
 )
 from rlhf.evaluation.references import Overlap, answers
-from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
+from rlhf.evaluation.reward_model import accuracy, member_scores_of, reward_model_figures, score_histograms
 from rlhf.evaluation.run_policies import load_roles, role_of
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.evaluation.unrelated import changes_in, metrics_of, verdict
@@ -150,16 +149,19 @@ class _HeldoutPairs:
 
     def _figures(self, shared: SharedBase, role: ScoreRole) -> tuple[dict[str, float], RewardModelFigures, list[float]]:
         """Return metrics of one reward model, its curves, and its margin of each pair."""
-        score = functools.partial(shared.scores_at, role=role)
-        pad_id = self.tokenizer.pad_id
-        chosen = scores_of([pair.chosen for pair in self.encoded], score, pad_id, self.batch_size)
-        rejected = scores_of([pair.rejected for pair in self.encoded], score, pad_id, self.batch_size)
+        roles = shared.reward_roles if role == "reward" else [role]
+        sides = [pair.chosen for pair in self.encoded], [pair.rejected for pair in self.encoded]
+        by_side = [member_scores_of(shared, side, self.tokenizer.pad_id, self.batch_size, roles) for side in sides]
+        of_members: dict[str, float] = {}
+        if len(roles) > 1:
+            of_members = {f"member_{i}_accuracy": accuracy(x) for i, x in enumerate(by_side[0] - by_side[1], 1)}
+        chosen, rejected = (shared.combined(members) if len(roles) > 1 else members[0] for members in by_side)
         length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in self.encoded]
         metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
         margins = (chosen - rejected).tolist()
-        accuracy = clustered_share(outcomes(margins), [pair.prompt for pair in self.pairs])
-        ends = {"accuracy_low": accuracy.low, "accuracy_high": accuracy.high}
-        return metrics | ends | {"heldout_pairs": len(margins)}, curves, margins
+        share = clustered_share(outcomes(margins), [pair.prompt for pair in self.pairs])
+        ends = {"accuracy_low": share.low, "accuracy_high": share.high}
+        return metrics | ends | of_members | {"heldout_pairs": len(margins)}, curves, margins
 
 
 def _measure_policies(

@@ -59,6 +59,7 @@ class ScoredRollout:
     scores: Tensor  # the weighted sum of the raw rewards
     shaped_scores: Tensor  # the weighted sum with the model's score normalised and clipped, minus penalties
     judged: Tensor  # bool: False where no reward has a verdict; such scores do not count
+    disagreement: Tensor | None = None  # between the members of an ensemble of reward models
 
     def keep_and_add(self, rows: Tensor, more: "ScoredRollout") -> "ScoredRollout":
         """Return the given rows, possibly none, followed by all rows of `more`."""
@@ -69,6 +70,11 @@ class ScoredRollout:
             scores=torch.cat([self.scores[rows], more.scores]),
             shaped_scores=torch.cat([self.shaped_scores[rows], more.shaped_scores]),
             judged=torch.cat([self.judged[rows], more.judged]),
+            disagreement=(
+                None
+                if self.disagreement is None or more.disagreement is None
+                else torch.cat([self.disagreement[rows], more.disagreement])
+            ),
         )
 
 
@@ -99,8 +105,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)
     session = begin(run, device, options)
-    session.measure_reference()
     score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
+    session.measure_reference()
     learner = Learner(run.stage, session.shared, options, score_norm)
     session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers
@@ -154,16 +160,23 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     options, tokenizer, shared = learner.options, session.tokenizer, session.shared
     assert session.reward_sum is not None
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
-    model_scores = (
-        role_passes.reward_scores(shared, rollout, options.score_rows).cpu() if options.model_scores else None
-    )
+    model_scores = disagreement = None
+    if options.model_scores:
+        model_scores, disagreement = role_passes.reward_scores(shared, rollout, options.score_rows)
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = tokenizer.decode_rows(rollout.tokens, rollout.mask)
     by_name = session.reward_sum.per_response(prompts, texts, model_scores, rollout.response_ids)
     scores = session.reward_sum.total(by_name)
     shaped_scores = _shaped_scores(session.reward_sum, learner, rollout, by_name)
     judged = session.reward_sum.judged(by_name)
-    return ScoredRollout(rollout=rollout, by_name=by_name, scores=scores, shaped_scores=shaped_scores, judged=judged)
+    return ScoredRollout(
+        rollout=rollout,
+        by_name=by_name,
+        scores=scores,
+        shaped_scores=shaped_scores,
+        judged=judged,
+        disagreement=disagreement,
+    )
 
 
 def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, by_name: ByName) -> Tensor:
@@ -340,6 +353,8 @@ def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict
         "response/eos_rate": rollout.ended.float().mean(),
         **role_passes.sampling_mismatch(rollout, batch.old_logp, batch.sampling_weights, batch.over_cap),
     }
+    if scored.disagreement is not None:
+        metrics["objective/disagreement"] = scored.disagreement.mean()
     if batch.kl is not None:
         metrics |= {
             "objective/kl": batch.kl.sum(1).mean(),

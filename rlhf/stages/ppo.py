@@ -58,6 +58,7 @@ class Batch(TrainingBatch):
     ref_logp: Tensor  # under the reference
     values: Tensor  # the critic's, before the update
     scores: Tensor  # (B,) raw: the reward model's, or the weighted sum of the rewards
+    disagreement: Tensor | None  # (B,) between the members of an ensemble of reward models
     shaped_scores: Tensor  # (B,) as they enter the rewards
     kl: Tensor  # from the reference, in nats
     rewards: Tensor
@@ -77,8 +78,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     """Train the policy adapter, and measure it against its start on held-out prompts."""
     options = run.loaded.recipe.options(Ppo)
     session = begin(run, device, options)
-    session.measure_reference()
     score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
+    session.measure_reference()
     critic = new_critic(session.shared, session.rm_dir, options, score_norm)
     learner = Learner(session.shared, options, score_norm, critic)
     session.restore(learner.state)  # does nothing in a new run
@@ -134,7 +135,7 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     old_logp, values = role_passes.old_logprobs_and_values(shared, rollout, options)
     weights, over_cap = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
-    scores, shaped_scores = _scores(learner, rollout, of_functions)
+    scores, shaped_scores, disagreement = _scores(learner, rollout, of_functions)
 
     # 3 reward. `reward_kl_coef` is 0 with `kl_penalty: loss`.
     kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
@@ -154,6 +155,7 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
         ref_logp=ref_logp,
         values=values,
         scores=scores,
+        disagreement=disagreement,
         shaped_scores=shaped_scores,
         kl=kl,
         rewards=rewards,
@@ -162,22 +164,23 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     )
 
 
-def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the sum (B,) of the rewards, raw and shaped.
+def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the sum (B,) of the rewards, raw and shaped, and the disagreement of an ensemble of reward models.
 
     Shaped, the reward model's part is normalised or squashed and clipped, and a response without EOS loses the penalty.
     """
     options, norm = learner.options, learner.state.score_norm
+    disagreement = None
     scores = shaped = torch.zeros(len(rollout.ids), device=rollout.ids.device)
     if options.model_scores:
-        raw = role_passes.reward_scores(learner.shared, rollout, options.score_rows)
+        raw, disagreement = role_passes.reward_scores(learner.shared, rollout, options.score_rows)
         of_model = shape_scores(
             raw, rollout.ended, mean=norm.mean, sd=norm.sd, sigmoid=options.sigmoid_scores, clip=options.score_clip
         )
         scores, shaped = options.model_weight * raw, options.model_weight * of_model
     if of_functions is not None:
         scores, shaped = scores + of_functions, shaped + of_functions
-    return scores, shaped - (options.missing_eos_penalty or 0.0) * ~rollout.ended
+    return scores, shaped - (options.missing_eos_penalty or 0.0) * ~rollout.ended, disagreement
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
@@ -331,6 +334,8 @@ def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
         "response/eos_rate": batch.rollout.ended.float().mean(),
         **role_passes.sampling_mismatch(batch.rollout, batch.old_logp, batch.sampling_weights, batch.over_cap),
     }
+    if batch.disagreement is not None:
+        metrics["objective/disagreement"] = batch.disagreement.mean()
     return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}
 
 

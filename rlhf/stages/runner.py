@@ -201,6 +201,7 @@ def _prepare_and_run(
             logs = [kept_random_state()(log) for log in opened.enter_context(trackers)]
         checks = LiveChecks(run, stop_on)
         run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
+        run.watch = lambda member: LiveChecks(member, stop_on).on_metrics
         if run.stage != PRETRAIN and (record := loading.conversion_of(run.base)):
             run.describe(base=record.plain())
         result = run_stage(run, device)

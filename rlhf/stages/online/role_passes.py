@@ -12,6 +12,7 @@ from rlhf.data.batch import Rollout, on_device
 from rlhf.errors import UserError
 from rlhf.models.precision import dtype_of
 from rlhf.models.shared_base import SharedBase
+from rlhf.objectives.ensembles import disagreement
 from rlhf.objectives.importance import ImportanceWeights, importance_weights
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
@@ -118,15 +119,31 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -
     return replace(rollout, lower_states=lower)
 
 
-def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Tensor:
-    """Return the reward model's raw scores (B,). Each rank scores its share of the rows.
+class RewardScores(NamedTuple):
+    """Raw scores (B,) of the reward model, or of an ensemble with how far its standardised members are apart (B,)."""
 
-    Raises UserError unless all of them are finite.
+    scores: Tensor
+    disagreement: Tensor | None = None
+
+
+def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> RewardScores:
+    """Return the scores of the reward model, or of the ensemble. Each rank scores its share of the rows.
+
+    Raises UserError unless all scores are finite.
     """
-    scores = torch.zeros(len(rollout.ids), device=shared.device)
-    with shared.role("reward"):
-        for rows in rollout.sharded_by_length(rows_at_once):
-            scores[on_device(rows, scores.device)] = shared.scores(rollout.rows(rows))
+    members = _member_scores(shared, rollout, rows_at_once)
+    if shared.ensemble is None:
+        return RewardScores(members[0])
+    return RewardScores(shared.combined(members), disagreement(shared.ensemble.standardise(members)))
+
+
+def _member_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Tensor:
+    """Return the raw scores (M, B) of the reward model, or of each member of an ensemble, as `reward_scores`."""
+    scores = torch.zeros(len(shared.reward_roles), len(rollout.ids), device=shared.device)
+    for role, of_member in zip(shared.reward_roles, scores, strict=True):
+        with shared.role(role):
+            for rows in rollout.sharded_by_length(rows_at_once):
+                of_member[on_device(rows, scores.device)] = shared.scores(rollout.rows(rows), role)
     distributed.all_sum(scores)
     if not scores.cpu().isfinite().all():
         raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")
@@ -136,7 +153,8 @@ def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Te
 def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], options: OnlineOptions) -> ScoreNorm:
     """Return mean and standard deviation of the reward model's scores of SFT's responses to training prompts.
 
-    At least `norm_responses` responses are scored, in whole rollouts.
+    At least `norm_responses` responses are scored, in whole rollouts. The members of an ensemble are standardised by
+    them from then on.
     Raises UserError when the scores are not finite, or do not differ: such a reward model has nothing to teach.
     """
     parts = []
@@ -144,8 +162,11 @@ def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout]
         rollout = sample_step(step)
         # keep the order of scoring: another would change the last bits of released results
         by_length = torch.cat(rollout.by_length(options.rollout_batch_size))
-        parts.append(reward_scores(shared, rollout, options.rollout_batch_size)[by_length])
-    scores = torch.cat(parts)
+        parts.append(_member_scores(shared, rollout, options.rollout_batch_size)[:, by_length])
+    members = torch.cat(parts, 1)
+    if shared.ensemble is not None:
+        shared.ensemble = shared.ensemble.measured_on(members)
+    scores = shared.combined(members)
     norm = ScoreNorm(scores.mean().item(), scores.std().item())
     if not norm.sd > 0:
         raise UserError(

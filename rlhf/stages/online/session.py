@@ -86,7 +86,7 @@ def _load_models(
         shared.base.activation_checkpointing_enable()
         shared.base.enable_input_require_grads()
     if options.model_scores:
-        add_reward_models(shared, run)
+        add_reward_models(shared, run, *options.combination)
     check_sampling(shared.base, tokenizer)
     return shared
 
@@ -144,6 +144,9 @@ class Session:
         Raises UserError for a damaged checkpoint, and for scores that do not differ.
         """
         if self._saved is not None:
+            if self.shared.ensemble is not None and self._saved.members is not None:
+                means, sds = self._saved.members
+                self.shared.ensemble = self.shared.ensemble._replace(means=means, sds=sds)
             return ScoreNorm(*self._saved.norm)
         if not self.options.normalize_scores:
             return ScoreNorm()

@@ -43,7 +43,7 @@ def arguments(kind: type[ArgumentsT], run: StageRun, options: Optimization, **ov
     eval_steps = options.eval_steps if isinstance(options, Dialogues) else None
     args = kind(
         output_dir=str(run.path / "checkpoints" / ".partial"),
-        seed=recipe.seed_of(run.stage),
+        seed=run.seed,
         use_cpu=recipe.hardware.device == "cpu",
         bf16=recipe.model.dtype == "bfloat16",
         learning_rate=options.learning_rate,
@@ -96,13 +96,13 @@ def train(
     assert isinstance(options, Optimization)
     trainer.remove_callback(PrinterCallback)
     if options.group_by_length:
-        trainer.group_by_length(lengths, recipe.seed_of(run.stage))
+        trainer.group_by_length(lengths, run.seed)
     lean = recipe.hardware.trunk == "lean" and isinstance(trainer.model, PeftModel)  # pretrain has no adapters
     if lean or recipe.hardware.device == "cuda":  # the library gains nothing on a CPU, and would round differently
         trainer.hide_right_padding()
     if lean:
         trainer.use_trunk(pairs)
-    with Bar(run.stage) as bar:  # its length is known when training begins
+    with Bar(run.title) as bar:  # its length is known when training begins
         log = _RunCallback(run, bar, telemetry)
         trainer.add_callback(log)
         trainer.around_evaluation = log.evaluation
@@ -141,7 +141,7 @@ class _RunCallback(TrainerCallback):
     def evaluation(self) -> Iterator[None]:
         """Count the time inside the block as evaluation, not as training."""
         start, cpu = time.monotonic(), time.process_time()
-        with self.telemetry.phase("evaluate"), working(f"{self.run.stage}: evaluating on validation rows"):
+        with self.telemetry.phase("evaluate"), working(f"{self.run.title}: evaluating on validation rows"):
             yield
         seconds = time.monotonic() - start
         self.time, self.cpu, self.evaluated = (
