@@ -119,7 +119,7 @@ def small_functions(old: Checkout, new: Checkout, rounds: int, bounds: Bounds, s
         if number == rounds and not any(change.worse for change in micro.changes(runs, bounds)):
             break
         say(f"round {number + 1}: small functions of both, in turn")
-        by_side = {side: micro.run(side) for side in in_order((old, new), number)}
+        by_side = {side: micro.run(side, new.root / micro.FOLDER, side == old) for side in in_order((old, new), number)}
         runs.append((by_side[old], by_side[new]))
         if not all(runs[0]):
             return []

@@ -12,52 +12,14 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 from rlhf.data import formats
-from rlhf.data.batch import collate
+from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import DialogueTokenizer, words
 from rlhf.data.worlds import lengths
-from rlhf.objectives import kl, masked
-from rlhf.objectives.gae import gae
+from rlhf.models.lean.packed import Packed, pieces_of
 from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout.decoding import draw_tokens
 
 ROWS, LENGTH = 64, 128  # a batch of responses
-Batch = tuple[Tensor, Tensor, Tensor]  # two of floats and a mask
-
-
-@pytest.fixture
-def batch() -> Batch:
-    torch.manual_seed(0)
-    mask = torch.arange(LENGTH) < torch.randint(1, LENGTH + 1, (ROWS, 1))
-    return torch.randn(ROWS, LENGTH), torch.randn(ROWS, LENGTH), mask
-
-
-def test_gae(benchmark: BenchmarkFixture, batch: Batch) -> None:
-    rewards, values, mask = batch
-    advantages, returns = benchmark(gae, rewards, values, mask, 1.0, 0.95)
-    assert torch.allclose(returns - advantages, values * mask, atol=1e-5)
-
-
-def test_whiten(benchmark: BenchmarkFixture, batch: Batch) -> None:
-    values, _, mask = batch
-    white = benchmark(masked.whiten, values, mask)
-    assert abs(white[mask].mean()) < 1e-5
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl(benchmark: BenchmarkFixture, batch: Batch, estimator: str) -> None:
-    old, ref, _ = batch
-    assert benchmark(kl.estimate_kl, old, ref, estimator).shape == old.shape
-
-
-def test_logprobs_from_hidden_states(benchmark: BenchmarkFixture) -> None:
-    torch.manual_seed(0)
-    hidden, weight = torch.randn(512, 128), torch.randn(8000, 128) / 10
-    targets = torch.randint(0, 8000, (512,))
-    logp, *_ = benchmark(linear_token_logprobs, hidden, weight, targets, 1.0, 256, "none")
-    exact = (hidden @ weight.T).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
-    assert torch.allclose(logp, exact, atol=1e-4)
-
-
 VOCABULARIES = [32_000, 151_936, 262_144]  # of Llama 2, Qwen3 and Gemma 3
 
 
@@ -124,6 +86,28 @@ def test_collate_rollouts(benchmark: BenchmarkFixture) -> None:
     assert rollout.ids.shape == (ROWS, max(a + b for a, b in zip(*sizes, strict=True)))
 
 
-def test_masked_means(benchmark: BenchmarkFixture, batch: Batch) -> None:
-    values, _, mask = batch
-    assert torch.allclose(benchmark(masked.masked_mean, values, mask), values[mask].mean(), atol=1e-6)
+def rollout_of_rows() -> Rollout:
+    """Return responses to prompts of any length, four to each prompt."""
+    torch.manual_seed(0)
+    prompts = [[5] * size for size in torch.randint(1, LENGTH, (ROWS // 4,)).tolist() for _ in range(4)]
+    return collate(prompts, [[6] * size for size in torch.randint(1, LENGTH, (ROWS,)).tolist()], 0, 2)
+
+
+def test_micro_batches_by_length(benchmark: BenchmarkFixture) -> None:
+    rollout = rollout_of_rows()
+    parts = benchmark(lambda: [rollout.rows(rows) for rows in rollout.by_length(16)])
+    assert sum(len(part.ids) for part in parts) == ROWS
+
+
+def test_pack_rows_without_padding(benchmark: BenchmarkFixture) -> None:
+    """Time the joining of rows into one as a card trains on them; what attends to it needs a card."""
+    rollout = rollout_of_rows()
+    tables = torch.randn(2 * LENGTH, 64), torch.randn(2 * LENGTH, 64)
+
+    def packed() -> Tensor:
+        pieces, _ = pieces_of(rollout.lengths)
+        return Packed(tables, rollout.ids.shape[1], pieces).join(rollout.ids)
+
+    joined = benchmark(packed)
+    lengths = rollout.lengths
+    assert joined.numel() == sum(a + b - 1 for a, b in zip(lengths.prompt, lengths.response, strict=True))

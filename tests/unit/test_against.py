@@ -1,8 +1,11 @@
 """The comparison with another commit: what is counted, what is worse, and which commit a change is held against."""
 
+import ast
 import json
 import random
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -21,7 +24,7 @@ from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.plan import phases
-from rlhf.recipe import StageName
+from rlhf.recipe import TRAINING_STAGES, StageName
 from tests.helpers import RECIPE
 
 
@@ -194,6 +197,41 @@ def test_small_functions_are_compared_by_name():
     runs = [({"test_a": 1.0, "test_gone": 1.0}, {"test_a": 1.2, "test_new": 1.0})] * 3
     (change,) = micro.changes(runs, Bounds(slower=0.1))
     assert worse(change) == ["micro/a CPU s"]
+
+
+def test_every_function_of_the_objectives_and_a_step_of_every_stage_is_timed():
+    functions = {
+        f"{file.stem}.{node.name}"
+        for file in (ROOT / "rlhf/objectives").glob("*.py")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+    timed = (ROOT / micro.FOLDER / "test_objectives.py").read_text()
+    assert not functions - {*re.findall(r"\w+\.\w+", timed)}
+    stages = (ROOT / micro.FOLDER / "test_steps.py").read_text()
+    assert [stage for stage in TRAINING_STAGES if f'"{stage}"' not in stages] == ["second_rm"], "it is trained as rm is"
+
+
+def test_a_function_that_became_slower_is_found_by_the_new_benchmarks_which_the_old_side_may_not_all_pass(tmp_path):
+    """Each side in its own process, as in the whole comparison: a loop that takes twice as long."""
+    suite = tmp_path / "new" / micro.FOLDER
+    suite.mkdir(parents=True)
+    (suite / "test_work.py").write_text(
+        "import work\n\ndef test_slower(benchmark):\n    benchmark(work.slower)\n\n"
+        "def test_only_new(benchmark):\n    benchmark(work.only_new)\n"
+    )
+    (tmp_path / "old").mkdir()
+    function = "def {}():\n    return sum(range({}))\n\n"
+    (tmp_path / "old/work.py").write_text(function.format("slower", 100_000))
+    (tmp_path / "new/work.py").write_text(function.format("slower", 200_000) + function.format("only_new", 10))
+    old, new = (checkout.Checkout(name, tmp_path / name, sys.executable) for name in ("old", "new"))
+    pair = micro.run(old, suite, old=True), micro.run(new, suite)
+    assert [*pair[0]] == ["test_slower"] and [*pair[1]] == ["test_slower", "test_only_new"]
+    found = [*micro.changes([pair], Bounds(slower=0.1))]
+    assert worse(*found) == ["micro/slower CPU s"]
+    assert [line.partition(" +")[0] for line in judge.verdicts(found)] == ["micro/slower: CPU s"]
+    with pytest.raises(UserError, match=r"^old: .*bench/micro fails: "):
+        micro.run(old, suite)
 
 
 # -- in turn ----------------------------------------------------------------------------------------------------------
