@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.models import flash
-from rlhf.models.lean import packed
+from rlhf.models import flash, spans
+from rlhf.models.lean import fused_linear, packed, trunk
+from rlhf.rollout import library_decoding
 
 
 def join_rows(patch: pytest.MonkeyPatch) -> None:
@@ -14,6 +15,16 @@ def join_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(flash, "DTYPES", (torch.float32, torch.bfloat16))
     patch.setattr(packed, "kernel_works", lambda *_: True)
     patch.setattr(packed, "flash_attention", flash_attention)
+
+
+def decode_as_a_card(patch: pytest.MonkeyPatch) -> None:
+    """Let the lean trunk sample on a CPU as on a card, also in float32: own tokens, fused kernels, weights apart."""
+    join_rows(patch)
+    patch.setattr(spans, "flash_attention", lambda *args, **options: (_one_kernel(*args, **options),))
+    patch.setattr(spans, "kernel_works", lambda *_: True)
+    patch.setitem(fused_linear.FUSED_BY_DEVICE, "cpu", True)
+    patch.setitem(library_decoding.FEW_KERNELS_BY_DEVICE, "cpu", True)
+    patch.setitem(trunk.ONEDNN_BY_DEVICE, "cpu", False)
 
 
 def flash_attention(
@@ -57,3 +68,26 @@ def flash_attention(
     weights = scores.masked_fill(~read[:, None], -torch.inf).softmax(-1)
     none = query.new_empty(0)
     return torch.einsum("nhk,khd->nhd", weights, values).to(query.dtype), none, none, none, none
+
+
+@torch.library.custom_op("rlhf_tests::flash_attention", mutates_args=())
+def _one_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    scale: float | None = None,
+    seqused_k: Tensor | None = None,
+) -> Tensor:
+    """`flash_attention` as one operation, as a graph holds it; without a gradient."""
+    lengths = (cu_seq_q, cu_seq_k, max_q, max_k)
+    out, *_ = flash_attention(
+        query, key, value, *lengths, dropout_p, is_causal, return_debug_mask, scale=scale, seqused_k=seqused_k
+    )
+    return out

@@ -21,7 +21,7 @@ from bench.clocks import timer_of
 from rlhf import cli
 from rlhf.models import matmul
 from rlhf.observe.telemetry import Telemetry
-from rlhf.rollout import library_decoding
+from rlhf.rollout import decoding
 
 
 def count(arguments: list[str], steps: int) -> dict[str, float]:
@@ -36,7 +36,7 @@ def count(arguments: list[str], steps: int) -> dict[str, float]:
         flops[name] += counter.get_total_flops()
 
     Telemetry.phase = counted  # type: ignore[method-assign]
-    library_decoding.GRAPHS = False  # the counter does not see what a replayed graph does
+    decoding.CAPTURES_BY_DEVICE["cuda"] = False  # the counter does not see what a replayed graph does
     matmul.ONEDNN = False  # nor oneDNN's products: the same ones by torch are counted
     with sdpa_kernel(SDPBackend.MATH):  # fused attention on a CPU has no formula; as products it is counted
         cli.cli(arguments, standalone_mode=False)

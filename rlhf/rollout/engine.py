@@ -5,8 +5,8 @@ except for the rounding of kernels, which depends on the shape of a batch. Round
 number lies within rounding of the boundary between two tokens: rarely in float32, more often in bfloat16.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from rlhf.models.precision import Model, mixed_precision
 from rlhf.process import distributed
 from rlhf.rollout import own_tokens
 from rlhf.rollout.decoding import Decoding, Done, Sampling, ValueFn
-from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers, using_attention
+from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers, few_kernels, using_attention
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 Phase = Callable[[str], AbstractContextManager[Any]]  # gives the block in which a phase of this name runs
@@ -52,9 +52,8 @@ def sample(
     phase: marks the blocks `prefill` and `decode`.
     replicate: every rank decodes all prompts in lockstep, needed for a model that the Trainer has sharded (FSDP,
         ZeRO-3).
-    trunk: the lean trunk and the role that samples. It decodes if it can merge weights (`LeanTrunk.merges`: in float32
-        on a CPU, without 4-bit weights), and the model's own layers otherwise. The caller holds its weights merged
-        (`LeanTrunk.merging`).
+    trunk: the lean trunk and the role that samples, in a block of `LeanTrunk.merging`. It decodes where it can
+        (`LeanTrunk.decodes`), and the model's own layers otherwise.
 
     done: told the share of the work that is done, from 0 to 1, after each step as if no response ended early.
 
@@ -70,19 +69,12 @@ def sample(
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     order = by_length if replicate else distributed.own_rows(by_length)
     at_once = max(1, sampling.batch_size // copies)
-    lean = trunk if trunk is not None and trunk.trunk.merges else None
-    new_decoding = LibraryDecoding if lean is None else partial(TrunkDecoding, lean)
-    has_all_weights = not replicate or distributed.world() == 1
-    with (
-        mixed_precision(model),
-        using_attention(model, own_tokens.attention_of_steps(model)),  # others cannot mask a short prompt's padding
-        fast_layers(model, sampling, whole=has_all_weights and lean is None),  # the lean trunk does not call the layers
-    ):
+    with ready(model, sampling, trunk, whole=not replicate or distributed.world() == 1) as new_decoding:
         for at in range(0, len(order), at_once):
             indices = order[at : at + at_once]
             rows = [i * copies + copy for i in indices for copy in range(copies)]
             batch = [prompts[i] for i in indices]
-            start = partial(new_decoding, model, batch, uniforms[rows], sampling, tokenizer, value_fn)
+            start = partial(new_decoding, batch, uniforms[rows], sampling, tokenizer, value_fn)
             tokens[rows], logprobs[rows], values[rows] = _decode(
                 phase, start, _part(done, at / len(order), len(indices) / len(order))
             )
@@ -95,6 +87,27 @@ def sample(
     rollout = collate(prompt_of_each, responses, tokenizer.pad_id, tokenizer.eos_id, device)
     longest = int(length.max())
     return replace(rollout, logprobs=logprobs[:, :longest], values=values[:, :longest] if value_fn else None)
+
+
+@contextmanager
+def ready(
+    model: Model, sampling: Sampling, trunk: RoleTrunk | None = None, whole: bool = True
+) -> Iterator[Callable[..., Decoding]]:
+    """Prepare a model for sampling inside the block, and give what begins to decode a batch of prompts.
+
+    `trunk` as in `sample`; `whole`: this process holds all weights.
+    """
+    with mixed_precision(model), ExitStack() as stack:
+        if trunk is not None and trunk.trunk.decodes:
+            if sampling.merged:
+                stack.enter_context(trunk.trunk.copying(trunk.role))
+            stack.enter_context(few_kernels(model))
+            yield partial(TrunkDecoding, trunk, model)
+            return
+        stack.enter_context(using_attention(model, own_tokens.attention_of_steps(model)))
+        if whole:
+            stack.enter_context(fast_layers(model, sampling))
+        yield partial(LibraryDecoding, model)
 
 
 def response_lengths(tokens: torch.Tensor, eos_id: int) -> torch.Tensor:

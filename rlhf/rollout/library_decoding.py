@@ -1,7 +1,7 @@
-"""Decoding with the layers of transformers: a cache allocated once, ended rows dropped, steps captured on CUDA."""
+"""Decoding with the layers of transformers: a cache that is allocated once and read through a window."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -9,21 +9,14 @@ from torch import Tensor
 from transformers import Cache
 
 from rlhf.data.tokenize import SpecialIds, pad_right
-from rlhf.models import decoding_layers
+from rlhf.models import decoding_layers, spans
 from rlhf.models.precision import Model, dtype_of
 from rlhf.models.traits import ropes, sliding_window
-from rlhf.process.cuda import capturing
 from rlhf.rollout import own_tokens
 from rlhf.rollout.cache import CacheLayer, repeated
-from rlhf.rollout.decoding import Decoding, Done, Sampling, ValueFn
+from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
 
-STEPS_BETWEEN_CHECKS_BY_DEVICE = {"cpu": 1, "cuda": 8}  # to look for ended rows, the host waits for the device
-GRAPHS = True  # capture decoding steps on CUDA
 FEW_KERNELS_BY_DEVICE = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
-WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
-# A capture runs a step without a graph and builds the new one. Estimated, not measured: 0.15 s, the time in which a
-# card of 1.3 TB/s reads this many bytes.
-CAPTURE_BYTES = 200_000_000_000
 GRAPH_SAFE_ROPE = ("default", "linear", "llama3", "yarn")  # the others read positions from Python
 
 
@@ -76,7 +69,7 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         self.prefill_uses_bias = model.config._attn_implementation == "eager"
         self.step_uses_bias = self.prefill_uses_bias or FEW_KERNELS_BY_DEVICE[device.type]
         safe_ropes = all(rope.get("rope_type", "default") in GRAPH_SAFE_ROPE for rope in ropes(model.config))
-        self.captures = GRAPHS and uniforms.is_cuda and safe_ropes
+        self.captures = self.captures and safe_ropes
         by_slot = model.config._attn_implementation == own_tokens.NAME
         self.layers = [CacheLayer(slots, self.copies, by_slot) for _ in range(model.config.num_hidden_layers)]
         self.cache = Cache(layers=[*self.layers])
@@ -88,35 +81,8 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         self.own_tokens = by_slot and all(own_tokens.readable(layer.keys, layer.values) for layer in self.layers)
         self.spans = self._spans() if self.own_tokens else None
 
-    def run(self, done: Done) -> list[Tensor]:
-        """Decode to the end, as `Decoding.run`; on CUDA most steps replay a captured graph."""
-        graph: torch.cuda.CUDAGraph | None = None
-        for step in self.steps_telling(done):
-            if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.step.device.type] == 0:
-                left = int((~self.rows.ended).sum())
-                if left == 0:
-                    break
-                if self._worth_dropping(step, left):
-                    self._drop_ended()
-                    graph = None
-            if self.open_window(step):
-                graph = None
-            if graph is not None:
-                graph.replay()
-                continue
-            self.advance()
-            ahead = min(self.room - 1 - step, self.layers[0].window - self.width - step)
-            if self.captures and ahead >= WORTH_A_GRAPH:  # the eager step above did the set-up that a capture must not
-                graph = torch.cuda.CUDAGraph()
-                # Each graph has a separate memory pool. A shared pool outlives a dropped graph while a block in it
-                # lives, such as cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
-                with capturing(graph):
-                    self.advance()
-        self.deliver()
-        return self.results
-
     def open_window(self, step: int) -> bool:
-        """Widen the window of attention if `step` needs it; return whether that changed the shapes of a step."""
+        """As `Decoding.open_window`: widen the window of attention if `step` needs it."""
         needed = self.width + step
         if needed <= self.layers[0].window:
             return False
@@ -125,21 +91,19 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
             layer.window = layer.slots if self.own_tokens else min(opened, layer.slots)
         return True
 
-    def _worth_dropping(self, step: int, left: int) -> bool:
-        """Return whether to continue with only the `left` rows that have not ended.
+    def alike(self, step: int) -> int:
+        """As `Decoding.alike`: up to the end of the window."""
+        return min(super().alike(step), self.layers[0].window - self.width - step)
 
-        True when at most half of the rows are left. Where steps are captured, what need not be read any more must also
-        outweigh another capture.
-        """
-        if left > len(self.rows) // 2:
-            return False
+    def read_bytes(self, step: int) -> float:
+        """As `Decoding.read_bytes`."""
         slot = sum(x[0, :, 0].nbytes for layer in self.layers for x in (layer.keys, layer.values))
-        read = slot * (self.mean_prompt + step if self.own_tokens else self.layers[0].window)
-        return not self.captures or read * (len(self.rows) - left) * (self.room - step) > CAPTURE_BYTES
+        return slot * (self.mean_prompt + step if self.own_tokens else self.layers[0].window)
 
-    def _drop_ended(self) -> None:
+    def drop_ended(self) -> None:
+        """As `Decoding.drop_ended`: all of them."""
         index = (~self.rows.ended).nonzero().squeeze(1)
-        self._keep(index)
+        self.keep(index)
         self.real, self.position = self.real[index], self.position[index]
         for layer in self.layers:
             layer.keep(index)
@@ -162,18 +126,17 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         for layer in self.layers:
             layer.slot = self.slot
 
-    def advance(self) -> None:
-        """Feed the newest token of every row and draw the next one."""
-        newest = self.rows.tokens.index_select(1, self.step)
-        self.step += 1
+    def states(self, newest: Tensor) -> Tensor:
+        """As `Decoding.states`."""
         self.position += 1
-        self._draw(self._forward(newest, self.position, self._step_masks()))
+        states = self._forward(newest, self.position, self._step_masks())
         self.slot += 1
+        return states
 
     def _spans(self) -> Tensor:
-        """Return where the cached tokens of each row are, as `own_tokens.spans`."""
+        """Return where the cached tokens of each row are, as attention to own tokens takes them."""
         padding = (~self.real[:, : self.width]).sum(1)
-        return own_tokens.spans(padding, self.position.squeeze(1) + 1, self.layers[0].slots)
+        return spans.spans(padding, self.position.squeeze(1) + 1, self.layers[0].slots)[None, None]
 
     def _step_masks(self) -> Tensor | dict[str, Tensor]:
         """Return what the attention of a step reads: the tokens of each row where it can, else a mask of the window."""
@@ -219,21 +182,21 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
 
 
 @contextmanager
-def fast_layers(model: Model, sampling: Sampling, whole: bool = True) -> Iterator[None]:
-    """Use the forward passes of rlhf/models/decoding_layers.py that device and `sampling` choose.
-
-    `whole`: this process holds all weights; otherwise nothing is replaced.
-    """
+def fast_layers(model: Model, sampling: Sampling) -> Iterator[None]:
+    """Use the forward passes of rlhf/models/decoding_layers.py that device and `sampling` choose."""
     with ExitStack() as stack:
-        if whole:
-            stack.enter_context(decoding_layers.four_bit_weights(model, sampling.four_bit))
-            if sampling.merged:
-                stack.enter_context(decoding_layers.merged_adapters(model))
-            elif FEW_KERNELS_BY_DEVICE[model.device.type]:
-                stack.enter_context(decoding_layers.fused_adapters(model))
-            if FEW_KERNELS_BY_DEVICE[model.device.type]:
-                stack.enter_context(decoding_layers.fused_norms(model))
+        stack.enter_context(decoding_layers.four_bit_weights(model, sampling.four_bit))
+        if sampling.merged:
+            stack.enter_context(decoding_layers.merged_adapters(model))
+        elif FEW_KERNELS_BY_DEVICE[model.device.type]:
+            stack.enter_context(decoding_layers.fused_adapters(model))
+        stack.enter_context(few_kernels(model))
         yield
+
+
+def few_kernels(model: Model) -> AbstractContextManager[None]:
+    """Compute norms in one kernel each where the device gains by it."""
+    return decoding_layers.fused_norms(model) if FEW_KERNELS_BY_DEVICE[model.device.type] else nullcontext()
 
 
 @contextmanager

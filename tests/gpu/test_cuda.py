@@ -15,13 +15,13 @@ from bench.memory.measure import measure
 from peakmem.allocator import LARGE_SEGMENT
 from rlhf import recipe
 from rlhf.data.batch import collate
+from rlhf.models import spans
 from rlhf.models.lean import packed
-from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import mixed_precision
 from rlhf.plan.predict import Predictor
 from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.rollout import own_tokens
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from tests import models
@@ -233,7 +233,7 @@ def test_rows_joined_without_padding_are_as_exact_as_padded_ones(kind, shared, m
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])
 def test_rows_read_their_own_tokens(kind):
     """torch's kernel works on this card; what captured steps draw has the log-probabilities of a forward pass."""
-    assert all(own_tokens.kernel_works(torch.device("cuda"), torch.bfloat16, size) for size in (8, 16, 64, 128, 256))
+    assert all(spans.kernel_works(torch.device("cuda"), torch.bfloat16, size) for size in (8, 16, 64, 128, 256))
     model = models.model(kind, 64).bfloat16().requires_grad_(False).cuda()
     prompts = [[6 + place % 50 for place in range(length)] for length in (3, 9, 20, 7)]
     torch.manual_seed(0)
@@ -242,6 +242,25 @@ def test_rows_read_their_own_tokens(kind):
         logp = model(input_ids=rollout.ids, use_cache=False).logits.float().log_softmax(-1)
     own = logp[:, :-1].gather(2, rollout.ids[:, 1:, None]).squeeze(2).gather(1, rollout.predictors)
     assert rollout.logprobs is not None
+    assert (rollout.logprobs - own)[rollout.mask].abs().max() < 0.2
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_lean_trunk_samples_what_its_passes_say(kind, merged):
+    """By captured steps, over prompts that are joined: log-probabilities of a pass over whole rows."""
+    peft = trunk_model(kind, torch.bfloat16).cuda()
+    base = peft.get_base_model()
+    trunk = LeanTrunk(base)
+    assert trunk.decodes
+    prompts = [[6 + place % 50 for place in range(length)] for length in (3, 9, 20, 7)]
+    torch.manual_seed(0)
+    settings = Sampling(32, 40, 1.0, batch_size=8, samples_per_prompt=2, merged=merged)
+    with trunk.merging("policy"), torch.no_grad():
+        rollout = sample(base, prompts, Ids(), settings, trunk=RoleTrunk(trunk, "policy"))
+        logits = base.get_output_embeddings()(trunk.response_hidden("policy", rollout))
+    own = logits.float().log_softmax(-1).gather(2, rollout.tokens[..., None]).squeeze(2)
+    assert rollout.logprobs is not None and rollout.mask.sum() > 8
     assert (rollout.logprobs - own)[rollout.mask].abs().max() < 0.2
 
 

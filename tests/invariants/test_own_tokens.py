@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout
-from rlhf.models import flash
+from rlhf.models import flash, spans
 from rlhf.models.traits import sliding_window
+from rlhf.rollout import decoding as decoding_module
 from rlhf.rollout import library_decoding, own_tokens
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
@@ -37,10 +38,10 @@ def read(monkeypatch) -> Iterator[list[Tensor]]:
         lengths.append(seqused_k.clone())
         return kernels.flash_attention(*args, seqused_k=seqused_k, **options)
 
-    monkeypatch.setattr(own_tokens, "flash_attention", recorded)
+    monkeypatch.setattr(spans, "flash_attention", recorded)
     monkeypatch.setattr(flash, "DTYPES", (torch.bfloat16, torch.float32))
     monkeypatch.setitem(own_tokens.BY_DEVICE, "cpu", True)
-    monkeypatch.setattr(own_tokens, "kernel_works", lambda *_: True)
+    monkeypatch.setattr(spans, "kernel_works", lambda *_: True)
     yield lengths
 
 
@@ -108,19 +109,19 @@ def test_rows_that_are_kept_stay_in_the_layout_of_the_kernel(monkeypatch, read):
         state.advance()
         state.rows.ended[1:3] = True
         before = [(layer.keys[[0, 3]].clone(), layer.values[[0, 3]].clone()) for layer in state.layers]
-        state._drop_ended()
+        state.drop_ended()
         for layer, (keys, values) in zip(state.layers, before, strict=True):
             assert torch.equal(layer.keys, keys) and torch.equal(layer.values, values)
             assert layer.keys.transpose(1, 2).is_contiguous() and layer.values.transpose(1, 2).is_contiguous()
         state.advance()
     assert read[-1].tolist() == [LENGTHS[0] + 2, LENGTHS[3] + 2]
-    monkeypatch.setattr(library_decoding, "CAPTURE_BYTES", 0)
+    monkeypatch.setattr(decoding_module, "CAPTURE_BYTES", 0)
     state.captures = True
     slot = 2 * sum(layer.keys[0, :, 0].nbytes for layer in state.layers)
-    monkeypatch.setattr(library_decoding, "CAPTURE_BYTES", round(slot * (sum(LENGTHS) / 4 + 2)) * (NEW_TOKENS - 2) - 1)
-    assert state._worth_dropping(2, 1)
-    monkeypatch.setattr(library_decoding, "CAPTURE_BYTES", round(slot * (sum(LENGTHS) / 4 + 2)) * (NEW_TOKENS - 2))
-    assert not state._worth_dropping(2, 1)
+    monkeypatch.setattr(decoding_module, "CAPTURE_BYTES", round(slot * (sum(LENGTHS) / 4 + 2)) * (NEW_TOKENS - 2) - 1)
+    assert state.worth_dropping(2, 1)
+    monkeypatch.setattr(decoding_module, "CAPTURE_BYTES", round(slot * (sum(LENGTHS) / 4 + 2)) * (NEW_TOKENS - 2))
+    assert not state.worth_dropping(2, 1)
 
 
 def test_a_step_asks_the_device_for_nothing_and_makes_no_state(read):
@@ -151,7 +152,7 @@ def test_elsewhere_a_window_is_read_through_a_mask(monkeypatch, read):
     assert reads_own_tokens(model)
     for place, name, value in (
         (flash, "DTYPES", (torch.bfloat16,)),
-        (own_tokens, "kernel_works", lambda *_: False),
+        (spans, "kernel_works", lambda *_: False),
         (flash, "HEAD_MULTIPLE", 64),
         (flash, "LARGEST_HEAD", 4),
         (own_tokens, "TESTED", ()),
@@ -168,7 +169,7 @@ def test_elsewhere_a_window_is_read_through_a_mask(monkeypatch, read):
 
 
 def test_windows_stay_narrow_where_they_are_read(monkeypatch, read):
-    monkeypatch.setattr(own_tokens, "kernel_works", lambda *_: False)
+    monkeypatch.setattr(spans, "kernel_works", lambda *_: False)
     monkeypatch.setitem(WINDOW_BY_DEVICE, "cpu", library_decoding.Window(0, 4, 1))
     model = models.model("llama", VOCABULARY).requires_grad_(False)
     with using_attention(model, own_tokens.NAME), torch.no_grad():
@@ -192,14 +193,14 @@ def refuses(*args: Any, **options: Any) -> tuple[Tensor, ...]:
 
 
 def test_a_kernel_is_tried_before_it_is_used(monkeypatch, capsys):
-    tried = own_tokens.kernel_works.__wrapped__
+    tried = spans.kernel_works.__wrapped__
     device = torch.device("cpu")
     for dtype in flash.DTYPES:
         for size in (8, 64, 256):
-            monkeypatch.setattr(own_tokens, "flash_attention", kernels.flash_attention)
+            monkeypatch.setattr(spans, "flash_attention", kernels.flash_attention)
             assert tried(device, dtype, size)
     assert capsys.readouterr() == ("", "")
     for faulty, reason in ((no_lengths, "its results differ"), (no_starts, "its results differ"), (refuses, "Ampere")):
-        monkeypatch.setattr(own_tokens, "flash_attention", faulty)
+        monkeypatch.setattr(spans, "flash_attention", faulty)
         assert not tried(device, torch.bfloat16, 64)
         assert reason in "".join(capsys.readouterr())

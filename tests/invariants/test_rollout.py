@@ -11,15 +11,13 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Mistra
 
 from rlhf.data.batch import Rollout
 from rlhf.rollout.cache import CacheLayer
-from rlhf.rollout.decoding import Sampling, draw_tokens
-from rlhf.rollout.engine import sample
+from rlhf.rollout.decoding import CAPTURES_BY_DEVICE, STEPS_BETWEEN_CHECKS_BY_DEVICE, Sampling, draw_tokens
+from rlhf.rollout.engine import ready, sample
 from rlhf.rollout.library_decoding import (
     FEW_KERNELS_BY_DEVICE,
-    STEPS_BETWEEN_CHECKS_BY_DEVICE,
     WINDOW_BY_DEVICE,
     LibraryDecoding,
     Window,
-    fast_layers,
     round_up,
     using_attention,
 )
@@ -181,15 +179,15 @@ def test_rows_are_dropped_for_a_capture_only_if_they_save_one(model, monkeypatch
     decoding = LibraryDecoding(model, [[5] * 20] * 8, torch.rand(8, 40), Sampling(20, 40, 1.0, 8), Ids(), None)
     decoding.open_window(1)
     assert decoding.layers[0].window == 60
-    assert not decoding._worth_dropping(10, 5)
-    assert decoding._worth_dropping(10, 4)
+    assert not decoding.worth_dropping(10, 5)
+    assert decoding.worth_dropping(10, 4)
     decoding.captures = True
     saved = 384 * 60 * 4 * 30  # four rows in 30 steps
-    monkeypatch.setattr("rlhf.rollout.library_decoding.CAPTURE_BYTES", saved - 1)
-    assert decoding._worth_dropping(10, 4)
-    assert not decoding._worth_dropping(11, 4)
-    monkeypatch.setattr("rlhf.rollout.library_decoding.CAPTURE_BYTES", saved)
-    assert not decoding._worth_dropping(10, 4)
+    monkeypatch.setattr("rlhf.rollout.decoding.CAPTURE_BYTES", saved - 1)
+    assert decoding.worth_dropping(10, 4)
+    assert not decoding.worth_dropping(11, 4)
+    monkeypatch.setattr("rlhf.rollout.decoding.CAPTURE_BYTES", saved)
+    assert not decoding.worth_dropping(10, 4)
 
 
 @pytest.mark.parametrize("role", ["policy", "reference", "base"])
@@ -226,7 +224,7 @@ def test_divided_weights_are_left_alone(monkeypatch):
     base = activated(adapted(torch.float32), "policy")
     monkeypatch.setitem(FEW_KERNELS_BY_DEVICE, "cpu", True)
     for whole in (True, False):
-        with fast_layers(base, Sampling(8, 8, 1.0, 8, merged=True), whole):
+        with ready(base, Sampling(8, 8, 1.0, 8, merged=True), whole=whole):
             assert any("forward" in module.__dict__ for module in base.modules()) == whole
 
 
@@ -268,7 +266,7 @@ def test_captured_steps_draw_the_tokens_of_plain_ones(model, monkeypatch):
     on_gpu = copy.deepcopy(model).cuda()
     rows = prompts(32)
     captured = responses(drawn(on_gpu, rows, batch_size=32, response_length=200))
-    monkeypatch.setattr("rlhf.rollout.library_decoding.GRAPHS", False)
+    monkeypatch.setitem(CAPTURES_BY_DEVICE, "cuda", False)
     assert responses(drawn(on_gpu, rows, batch_size=32, response_length=200)) == captured
 
 

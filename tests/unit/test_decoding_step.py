@@ -17,6 +17,7 @@ from rlhf.rollout.library_decoding import LibraryDecoding
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 BF16, NF4 = RECIPES / "h100-mistral-7b" / "v2", RECIPES / "4090-llama2-7b" / "v2"
+LEAN = RECIPES / "h100-mistral-7b" / "v4"
 ON_A_GPU = [d for d in recipe.available(RECIPES) if recipe.load(d).recipe.hardware.device == "cuda"]
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.usefixtures("as_in_a_worker")]
@@ -118,8 +119,7 @@ def test_views_and_allocations_are_no_kernels(monkeypatch, bf16):
 
     monkeypatch.setattr(LibraryDecoding, "_draw", more)
     found = decoding_step.decoding_steps(load(BF16))["policy"]
-    *usual, last = bf16["policy"].outside  # the step ends by moving on to the next slot
-    assert found.outside == (*usual, "aten::neg", "aten::abs_", last)
+    assert found.outside == (*bf16["policy"].outside, "aten::neg", "aten::abs_")
 
 
 def test_a_layer_without_adapters_by_hand(bf16):
@@ -128,6 +128,27 @@ def test_a_layer_without_adapters_by_hand(bf16):
     assert names.count("aten::mm") == 7
     assert names.count("aten::index_copy_") == 2  # keys, values
     assert names.count("aten::_flash_attention_forward") == 1
+
+
+def test_a_layer_of_the_lean_trunk_by_hand():
+    """With merged weights one product for each input, in the order of a layer; with adapters apart, theirs as well."""
+    merged = decoding_step.decoding_steps(load(LEAN))
+    rotary, stored, attention = ["cat", "mul_", "addcmul_"], ["index_copy_"], ["_flash_attention_forward"]
+    layer = ["mul", "mm", *rotary, *stored, *attention, "addmm_", "mul", "mm", "silu", "mul", "addmm_"]
+    for role in ("policy", "reference"):
+        assert [name.removeprefix("aten::") for name in merged[role].per_layer] == layer
+        assert len(layer) <= 14 and len(merged[role].outside) == 24
+    assert len(merged["base"].per_layer) == len(layer) + 2 + 1, "without copies q, k, v, gate and up are products apart"
+    apart = decoding_step.decoding_steps(load(LEAN, ppo__rollout_weights="adapter"))
+    assert len(apart["policy"].per_layer) == len(merged["base"].per_layer) + 4 + 7, "A of each input, B of each layer"
+    assert not any(step.unsafe for step in apart.values())
+
+
+@pytest.mark.parametrize("change", [{"model__dtype": "float32"}, {"hardware__name": "t4"}])
+def test_the_library_samples_where_the_lean_trunk_cannot(change):
+    """In float32, and where a card has no attention of own tokens."""
+    found = decoding_step.decoding_steps(load(LEAN, **change))
+    assert found == decoding_step.decoding_steps(load(LEAN, **change, hardware__trunk="library"))
 
 
 def test_float32_decodes_through_a_mask():

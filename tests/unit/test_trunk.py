@@ -376,9 +376,9 @@ def test_a_prompt_with_several_responses_is_computed_once(layers, longest):
     inputs: list[int] = []
     forward = fused_linear.LinearGroup.forward
 
-    def noting(self: Any, z: Tensor) -> Tensor:
+    def noting(self: Any, z: Tensor, onto: Tensor | None = None) -> Tensor:
         inputs.append(len(z))
-        return forward(self, z)
+        return forward(self, z, onto)
 
     results = []
     for rows in (rollout, together):
@@ -410,12 +410,12 @@ def test_a_prefill_meets_few_shapes():
     shapes: set[int] = set()
     forward = fused_linear.LinearGroup.forward
 
-    def noting(self: Any, z: Tensor) -> Tensor:
+    def noting(self: Any, z: Tensor, onto: Tensor | None = None) -> Tensor:
         shapes.add(len(z))
-        return forward(self, z)
+        return forward(self, z, onto)
 
     with pytest.MonkeyPatch.context() as patch, lean.merging("policy"):
         patch.setattr(fused_linear.LinearGroup, "forward", noting)
         for length in range(20, 40):
-            lean.prefill("policy", torch.randint(64, (2, length)), torch.tensor([length, 3]), 8)
+            lean.prefill("policy", torch.randint(64, (2, length)), [length, 3], 1, 8)
     assert len(shapes) == 6 + 1  # of 20 lengths, and the two last tokens

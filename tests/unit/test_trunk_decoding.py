@@ -1,5 +1,6 @@
 """Decoding with the lean trunk against decoding with transformers' layers, and the products that it rests on."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,13 +9,17 @@ import torch
 from torch import Tensor
 
 from rlhf.models import matmul as matrices
+from rlhf.models.lean.growing import GrowingRows
 from rlhf.models.lean.layouts import DecodingLayout
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.matmul import matmul, round_to_few_sizes
 from rlhf.recipe import Role
+from rlhf.rollout import decoding
 from rlhf.rollout.decoding import Done, Sampling
 from rlhf.rollout.engine import sample
 from rlhf.rollout.trunk_decoding import TrunkDecoding
+from tests import kernels
+from tests.tape import Tape, capture_on_cpu
 from tests.trunk_models import KINDS, distance, trunk_model
 
 ROOM = 56
@@ -37,6 +42,7 @@ def sampled(peft: Any, trunk: LeanTrunk | None, role: Role = "policy", **changes
         "batch_size": 32,
         "temperature": 1.0,
         "eos_id": 1,
+        "merged": False,
     } | changes
     base = peft.get_base_model()
     head = base.get_output_embeddings().weight
@@ -46,7 +52,9 @@ def sampled(peft: Any, trunk: LeanTrunk | None, role: Role = "policy", **changes
         peft.base_model.enable_adapter_layers()
         peft.base_model.set_adapter(role, inference_mode=True)
     torch.manual_seed(3)
-    sampling = Sampling(8, ROOM, settings["temperature"], settings["batch_size"], settings["copies"])
+    sampling = Sampling(
+        8, ROOM, settings["temperature"], settings["batch_size"], settings["copies"], merged=settings["merged"]
+    )
     tokenizer: Any = Ids(settings["eos_id"])
     draw = partial(sample, base, settings["prompts"], tokenizer, sampling, lambda hidden: hidden @ head[2])
     if trunk is None:
@@ -57,23 +65,34 @@ def sampled(peft: Any, trunk: LeanTrunk | None, role: Role = "policy", **changes
 
 @pytest.mark.parametrize("role", ["policy", "base"])
 @pytest.mark.parametrize("copies", [1, 5])
+@pytest.mark.parametrize("way", ["cpu", "card", "card, merged"])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_tokens_are_those_of_the_library(kind, copies, role, monkeypatch):
-    """Prompts of several lengths, key-value heads that are shared, biases, rows that end and are dropped."""
+def test_tokens_are_those_of_the_library(kind, way, copies, role, monkeypatch):
+    """Prompts of several lengths, key-value heads that are shared, biases, rows that end and are dropped.
+
+    A card joins the prompts, reads own tokens, and replays steps: the operations of one, with its Python numbers.
+    """
     kept: list[int] = []
-    keep = DecodingLayout.keep
+    for layout in (DecodingLayout, GrowingRows):
 
-    def counted(self: DecodingLayout, rows: Tensor) -> None:
-        kept.append(len(rows))
-        keep(self, rows)
+        def counted(self: Any, rows: Tensor, keep: Callable[..., None] = layout.keep) -> None:
+            kept.append(len(rows))
+            keep(self, rows)
 
-    monkeypatch.setattr(DecodingLayout, "keep", counted)
+        monkeypatch.setattr(layout, "keep", counted)
     peft = trunk_model(kind)
     first = sampled(peft, None, role, copies=5)
     often = int(first.tokens[first.mask].mode().values)
     expected = sampled(peft, None, role, copies=copies, eos_id=often)
-    actual = sampled(peft, LeanTrunk(peft.get_base_model()), role, copies=copies, eos_id=often)
+    tapes: list[Tape] = []
+    if way != "cpu":
+        kernels.decode_as_a_card(monkeypatch)
+        tapes = capture_on_cpu(monkeypatch)
+        monkeypatch.setattr(decoding, "CAPTURE_BYTES", 0)
+    trunk = LeanTrunk(peft.get_base_model())
+    actual = sampled(peft, trunk, role, copies=copies, eos_id=often, merged=way == "card, merged")
     assert kept, "no row was dropped, so that this does not test it"
+    assert way == "cpu" or 2 <= len(tapes) <= 1 + len(kept), "captured again after rows were dropped"
     assert expected.ended.any() and len(expected.ids) == len(PROMPTS) * copies
     assert torch.equal(actual.ids, expected.ids) and torch.equal(actual.ended, expected.ended)
     mask = expected.mask
@@ -119,7 +138,7 @@ def test_the_keys_of_a_prompt_are_kept_once(monkeypatch):
     run = TrunkDecoding.run
 
     def noted(self: TrunkDecoding, done: Done) -> list[Tensor]:
-        growth = self.layout
+        growth: Any = self.layout
         sizes.append((len(growth.prompt_cache[0][0]), len(growth.response_cache[0][0])))
         return run(self, done)
 

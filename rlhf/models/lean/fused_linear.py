@@ -291,13 +291,17 @@ class LinearGroup(NamedTuple):
         """Return the number of outputs of each layer."""
         return [part.layer.out_features for part in self.parts]
 
-    def forward(self, z: Tensor) -> Tensor:
-        """Return y (N, sum of out) for z (N, in)."""
-        y = z.new_empty(len(z), sum(self.sizes)) if self.merged is None else matmul(z, self.merged.t())
+    def forward(self, z: Tensor, onto: Tensor | None = None) -> Tensor:
+        """Return y (N, sum of out) for z (N, in); with `onto`, of y's shape, that plus y, in its memory."""
+        if self.merged is not None:
+            y = matmul(z, self.merged.t()) if onto is None else onto.addmm_(z, self.merged.t())
+        else:
+            y = z.new_empty(len(z), sum(self.sizes)) if onto is None else onto
         columns = y.split(self.sizes, 1)
         if self.merged is None:
             for part, own in zip(self.parts, columns, strict=True):
-                matmul(z, part.weight(z.dtype).t(), out=own)
+                weight = part.weight(z.dtype).t()
+                matmul(z, weight, out=own) if onto is None else own.addmm_(z, weight)
             if adapters := self._adapters(z.dtype):
                 for own, low, up in zip(self._adapted(columns), adapters.project(z), adapters.ups, strict=True):
                     own.addmm_(low.t(), up.t())
@@ -305,6 +309,16 @@ class LinearGroup(NamedTuple):
             if part.layer.bias is not None:
                 own.add_(part.layer.bias)
         return y
+
+    def in_place(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Return what `FusedLinear` does, without a gradient; on a card a product is added to `residual` in place."""
+        z, _ = self.before.forward(x.reshape(-1, x.shape[-1]))
+        added = residual is not None and FUSED_BY_DEVICE[x.device.type]
+        y = self.forward(z, residual.view(len(z), -1) if residual is not None and added else None)
+        y = y.view(*x.shape[:-1], y.shape[-1])
+        if self.after:
+            self.after.forward(y)
+        return y if residual is None or added else y.add_(residual)
 
     def backward(
         self, dy: Tensor, z: Tensor, needs_input: bool, needs_adapters: bool

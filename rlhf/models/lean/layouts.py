@@ -1,4 +1,4 @@
-"""Attention layouts of the lean trunk: whole sequences, responses with shared prompts, growing responses."""
+"""Attention layouts of the lean trunk: whole sequences, responses with shared prompts, growing responses on a CPU."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,27 @@ COPIES_HEADS_BY_DEVICE = {"cpu": False, "cuda": True}
 WIDE_ATTENTION_BY_DEVICE = {"cpu": True, "cuda": False}
 
 
-class Sequences:
+class Layout:
+    """Which tokens of some rows attend to which, and where the last layer's states are needed."""
+
+    rotary: tuple[Tensor, Tensor]  # tables of `Rotary` for all tokens
+    selects = True  # whether the last layer's states are needed at some positions only
+    selected_rotary: tuple[Tensor, Tensor]  # for the tokens at those
+    in_place = False  # whether a layer may write into the states that it gets, because nothing else reads them
+
+    def selected(self, x: Tensor) -> Tensor:
+        """Return x (B, T, H) at the selected positions, (B, R, H)."""
+        raise NotImplementedError
+
+    def store(self, number: int, heads: Tensor, first: int) -> None:
+        """Keep what later tokens attend to: of heads (B, T, heads, D) those from `first` on, keys and then values."""
+
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
+        """Return the attention output (B, T, heads, D) of a layer; of the selected queries if `only_selected`."""
+        raise NotImplementedError
+
+
+class Sequences(Layout):
     """Rows of tokens (B, T), each of which attends to those before it.
 
     `positions` (B, R) selects the positions at which the last layer's states are needed; by default all.
@@ -33,24 +53,22 @@ class Sequences:
             self.mask = torch.arange(len(cos), device=positions.device) <= positions[..., None]  # (B, R, T)
 
     def selected(self, x: Tensor) -> Tensor:
-        """Return x (B, T, H) at the selected positions, (B, R, H)."""
+        """As `Layout.selected`."""
         assert self.positions is not None
         return x.gather(1, self.positions[..., None].expand(-1, -1, x.shape[-1]))
 
     def attend(self, _number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
-        """Return the attention output (B, T, heads, D) of a layer; of the selected queries if `only_selected`."""
+        """As `Layout.attend`."""
         return attention(q, k, v, self.mask if only_selected else None)
 
 
-class SharedPrompts:
+class SharedPrompts(Layout):
     """Prompts and responses to them, joined into one row of tokens: P prompts (P, S), then B responses (B, R - 1).
 
     The last token of a response predicts nothing and is left out. The states of the prompts' last tokens and of all
     response tokens are needed. `prompt_numbers` (B,) are those of `rollout`, equal ones side by side. The joined row is
     padded to `round_up(length)`.
     """
-
-    selects = True
 
     def __init__(
         self,
@@ -98,7 +116,7 @@ class SharedPrompts:
         return torch.cat([before[self.prompt_of_row], inside], 1)[:, : self.width]
 
     def attend(self, _number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
-        """Return the attention output, as `Sequences.attend`. A response attends to its prompt and to itself."""
+        """As `Layout.attend`. A response attends to its prompt and to itself."""
         (k_prompt, k_own), (v_prompt, v_own) = self._parts(k), self._parts(v)
         q_prompt, q_own = self._parts(q, 1 if only_selected else None)
         prompts = attention(q_prompt, k_prompt, v_prompt, self.prompt_mask if only_selected else None)
@@ -123,19 +141,24 @@ class SharedPrompts:
 class PrefillLayout(Sequences):
     """Prompts (P, S), padded on the right. Keeps their keys and values; selects the states of their last tokens."""
 
-    def __init__(self, rotary: tuple[Tensor, Tensor], lengths: Tensor, padded_length: int):
+    def __init__(self, rotary: tuple[Tensor, Tensor], lengths: Tensor, padded_length: int, copies: int, room: int):
         cos, sin = rotary
         super().__init__((cos[:padded_length], sin[:padded_length]), lengths[:, None] - 1)
         self.tables, self.lengths = rotary, lengths  # the tables hold the positions of responses too
+        self.copies, self.room = copies, room
         self.keys_values: list[tuple[Tensor, Tensor]] = []  # of each layer, (P, heads, D, S)
 
-    def attend(self, _number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
-        """Return the attention output, as `Sequences.attend`; keep the layer's keys and values."""
+    def store(self, number: int, heads: Tensor, first: int) -> None:
+        """As `Layout.store`."""
+        k, v = heads[:, :, first:].chunk(2, 2)
         self.keys_values.append((_slots_last(k), _slots_last(v)))
-        return super().attend(_number, q, k, v, only_selected)
+
+    def responses(self) -> "DecodingLayout":
+        """Return the layout of responses to the prompts, after the last layer."""
+        return DecodingLayout(self)
 
 
-class DecodingLayout:
+class DecodingLayout(Layout):
     """Responses (B) that grow by a token at a time to at most `room`: `copies` to each of P prompts, side by side.
 
     A prompt's keys and values are kept once for all responses to it, until rows are dropped. They lie in memory as
@@ -143,12 +166,11 @@ class DecodingLayout:
     wants the slots first.
     """
 
-    selects = False
-    rotary: tuple[Tensor, Tensor]  # of the newest tokens
+    selects, in_place = False, True
 
-    def __init__(self, prompts: PrefillLayout, copies: int, room: int):
-        self.tables, self.copies = prompts.tables, copies
-        self.prompt_lengths = prompts.lengths.repeat_interleave(copies)
+    def __init__(self, prompts: PrefillLayout):
+        self.tables, self.copies, room = prompts.tables, prompts.copies, prompts.room
+        self.prompt_lengths = prompts.lengths.repeat_interleave(self.copies)
         self.prompt_cache = prompts.keys_values
         slots = torch.arange(self.prompt_cache[0][0].shape[-1], device=self.prompt_lengths.device)
         self.padding = slots >= prompts.lengths[:, None]  # (P, S)
@@ -173,10 +195,24 @@ class DecodingLayout:
                 caches[number] = keys[index], values[index]
         self.padding, self.prompt_lengths, self.copies = self.padding[prompt], self.prompt_lengths[rows], 1
 
-    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, _only_selected: bool) -> Tensor:
-        """Return the attention output (B, 1, heads, D) of the newest tokens, whose q, k and v have that form."""
+    @property
+    def cached(self) -> list[Tensor]:
+        """Return all keys and values."""
+        return [x for pair in (*self.prompt_cache, *self.response_cache) for x in pair]
+
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes of a token's keys and values."""
+        return sum(x[0, ..., 0].nbytes for pair in self.response_cache for x in pair)
+
+    def store(self, number: int, heads: Tensor, first: int) -> None:
+        """As `Layout.store`."""
+        keys, values = self.response_cache[number]
+        keys[..., self.length - 1], values[..., self.length - 1] = heads[:, 0, first:].chunk(2, 1)
+
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
+        """As `Layout.attend`, for the newest tokens (B, 1)."""
         (prompt_keys, prompt_values), (all_keys, all_values) = self.prompt_cache[number], self.response_cache[number]
-        all_keys[..., self.length - 1], all_values[..., self.length - 1] = k[:, 0], v[:, 0]
         keys, values = all_keys[..., : self.length], all_values[..., : self.length]
         prompts, kv_heads, head_dim, width = prompt_keys.shape
         form = (prompts, self.copies, kv_heads, -1)  # the queries of several heads share a key

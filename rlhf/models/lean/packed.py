@@ -19,6 +19,7 @@ from torch import Tensor
 from rlhf.data.batch import Lengths, on_device
 from rlhf.models import flash
 from rlhf.models.flash import flash_attention
+from rlhf.models.lean.layouts import Layout
 
 PACKS_BY_DEVICE = {"cpu": False, "cuda": True}
 
@@ -33,13 +34,11 @@ class Piece(NamedTuple):
     prompt: int | None = None  # the number of the piece before which these tokens stand in their own row
 
 
-class Packed:
+class Packed(Layout):
     """Pieces of rows of `width` ids, joined into one row of tokens (1, N). A token attends to those before it.
 
     `tables` as in `LeanTrunk._rotary`. The states of the M selected tokens are needed.
     """
-
-    selects = True
 
     def __init__(self, tables: tuple[Tensor, Tensor], width: int, pieces: Sequence[Piece]):
         cos, sin = tables

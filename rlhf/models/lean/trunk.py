@@ -10,6 +10,7 @@ responses are sampled. On a card in 16 bits, rows are joined without their paddi
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlhf.data.batch import Rollout, on_device
-from rlhf.models import flash
+from rlhf.models import flash, spans
 from rlhf.models.lean import packed
 from rlhf.models.lean.fused_linear import (
     FUSED_BY_DEVICE,
@@ -39,7 +40,8 @@ from rlhf.models.lean.fused_linear import (
     adapted_linear,
     heads_of,
 )
-from rlhf.models.lean.layouts import DecodingLayout, PrefillLayout, Sequences, SharedPrompts
+from rlhf.models.lean.growing import GrowingRows, JoinedPrompts
+from rlhf.models.lean.layouts import DecodingLayout, Layout, PrefillLayout, Sequences, SharedPrompts
 from rlhf.models.lean.limits import check_length, check_supported
 from rlhf.models.lean.packed import PACKS_BY_DEVICE, Packed, Piece, pieces_of, whole_rows
 from rlhf.models.matmul import round_to_few_sizes
@@ -48,7 +50,6 @@ from rlhf.recipe import Role
 
 Layers = tuple[nn.Module, ...]  # linear layers with the same input
 Linears = tuple[list[AdaptedLinear], LowRank | None]
-Layout = Sequences | SharedPrompts | Packed | DecodingLayout
 ONEDNN_BY_DEVICE = {"cpu": True, "cuda": False}  # products in float32 by oneDNN: weights merged, shapes padded
 
 
@@ -67,6 +68,7 @@ class LeanTrunk:
         self.eps = float(base.config.rms_norm_eps)
         self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
         self._merging: list[str] = []  # roles of the blocks that are open
+        self._copying: list[str] = []
         # Of the roles in open blocks, by group of layers:
         self._linears: dict[str, dict[Layers, Linears]] = {}
         self._merged: dict[str, dict[Layers, Tensor]] = {}
@@ -86,6 +88,20 @@ class LeanTrunk:
             self._merging.pop()
             if role not in self._merging:
                 self._linears.pop(role, None)
+                self._merged.pop(role, None)
+
+    @contextmanager
+    def copying(self, role: str) -> Iterator[None]:
+        """Multiply with copies of weights that hold the role's adapter, also where `merging` keeps products apart.
+
+        A sum is made in float32 and rounded once. To sample inside a block of `merging`; there are no gradients.
+        """
+        self._copying.append(role)
+        try:
+            yield
+        finally:
+            self._copying.pop()
+            if not self.merges:
                 self._merged.pop(role, None)
 
     @property
@@ -176,19 +192,35 @@ class LeanTrunk:
         weight = self.decoder.embed_tokens.weight
         return weight.dtype == torch.float32 and ONEDNN_BY_DEVICE[weight.device.type]
 
+    @property
+    def decodes(self) -> bool:
+        """Return whether responses are sampled with the trunk: in float32 on a CPU and in 16 bits on a card.
+
+        Weights in 4 bits would be unpacked for every token; the library's layers multiply with them as they are.
+        """
+        weight, size = self.decoder.embed_tokens.weight, self.decoder.layers[0].self_attn.head_dim
+        on_card = self.packs and not self._packed and spans.kernel_works(weight.device, weight.dtype, size)
+        return self.merges or on_card
+
     @torch.no_grad()
-    def prefill(self, role: str, ids: Tensor, lengths: Tensor, room: int) -> tuple[Tensor, PrefillLayout]:
+    def prefill(
+        self, role: str, ids: Tensor, lengths: Sequence[int], copies: int, room: int
+    ) -> tuple[Tensor, PrefillLayout | JoinedPrompts]:
         """Run prompts; return the hidden states (P, H) of their last tokens, and their keys and values.
 
-        Shapes: ids (P, S), padded on the right; lengths (P,). Responses may get `room` tokens.
+        Shapes: ids (P, S), padded on the right; P lengths. Each prompt may get `copies` responses of `room` tokens.
         """
         check_length(self.base.config, ids.shape[1] + room)
+        if not self.merges:
+            joined = JoinedPrompts(self._rotary(ids.shape[1] + room), ids.shape[1], lengths, copies, room)
+            return self._final_states(role, self._embed(joined.join(ids)), joined, False).squeeze(0), joined
         states = self._padded(self._embed(ids))
-        layout = PrefillLayout(self._rotary(states.shape[1] + room), lengths, states.shape[1])
+        tables, on_cpu = self._rotary(states.shape[1] + room), torch.tensor(lengths, device=ids.device)
+        layout = PrefillLayout(tables, on_cpu, states.shape[1], copies, room)
         return self._final_states(role, states, layout, False).squeeze(1), layout
 
     @torch.no_grad()
-    def decode(self, role: str, newest: Tensor, layout: DecodingLayout) -> Tensor:
+    def decode(self, role: str, newest: Tensor, layout: DecodingLayout | GrowingRows) -> Tensor:
         """Return the hidden states (B, H) of the newest tokens (B, 1) of responses."""
         layout.next_token()
         return self._final_states(role, self._embed(newest), layout, False).squeeze(1)
@@ -245,22 +277,25 @@ class LeanTrunk:
         norm = norm_of(layer.input_layernorm.weight, self.eps)
         head_dim, (cos, sin) = attention.head_dim, layout.rotary
         query_heads, kv_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
-        if last and not isinstance(layout, DecodingLayout) and layout.selects:
+        linear = partial(self._linear, role, layout.in_place)
+        if last and layout.selects:
             after = self._output_op(attention, cos, sin, 0, kv_heads)
-            kv = self._linear(x, role, all_qkv[1:], norm, after)
-            k, v = heads_of(kv, head_dim).chunk(2, 2)
+            kv = heads_of(linear(x, all_qkv[1:], norm, after), head_dim)
+            layout.store(number, kv, 0)
+            k, v = kv.chunk(2, 2)
             x = layout.selected(x)
             after = self._output_op(attention, *layout.selected_rotary, query_heads, 0)
-            q = heads_of(self._linear(x, role, all_qkv[:1], norm, after), head_dim)
+            q = heads_of(linear(x, all_qkv[:1], norm, after), head_dim)
         else:
             after = self._output_op(attention, cos, sin, query_heads, kv_heads)
-            qkv = self._linear(x, role, all_qkv, norm, after)
-            q, k, v = heads_of(qkv, head_dim).split([query_heads, kv_heads, kv_heads], 2)
+            qkv = heads_of(linear(x, all_qkv, norm, after), head_dim)
+            layout.store(number, qkv, query_heads)
+            q, k, v = qkv.split([query_heads, kv_heads, kv_heads], 2)
         mixed = layout.attend(number, q, k, v, last and layout.selects)
-        x = self._linear(mixed.flatten(2), role, o, residual=x)
+        x = linear(mixed.flatten(2), o, residual=x)
         norm = norm_of(layer.post_attention_layernorm.weight, self.eps)
-        gate_up = self._linear(x, role, both_gates, norm)
-        return self._linear(gate_up, role, down, SwiGLU(), residual=x)
+        gate_up = linear(x, both_gates, norm)
+        return linear(gate_up, down, SwiGLU(), residual=x)
 
     def _output_op(self, attention: Any, cos: Tensor, sin: Tensor, queries: int, keys: int) -> OutputOp:
         """Return the step after the product that gives `queries` heads of queries and `keys` heads of keys."""
@@ -273,18 +308,24 @@ class LeanTrunk:
 
     def _linear(
         self,
-        x: Tensor,
         role: str,
+        in_place: bool,
+        x: Tensor,
         layers: Layers,
         before: InputOp | None = None,
         after: OutputOp | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Return the results (B, T, sum of out) of linear layers with the same input, side by side."""
+        """Return the results (B, T, sum of out) of linear layers with the same input, side by side.
+
+        `in_place`: there is no gradient, and the memory of `residual` may hold the sum.
+        """
         parts, low_rank = self._linears_of(role, layers, x.dtype)
         adapters = [weight for part in parts for weight in part.adapter]
         merged = self._merged_weight(x, role, layers, parts)
         product = LinearGroup(parts, low_rank, merged, before or InputOp(), after)
+        if in_place:
+            return product.in_place(x, residual)
         result: Tensor = FusedLinear.apply(x, product, residual, *adapters)  # type: ignore[no-untyped-call]
         return result
 
@@ -313,17 +354,19 @@ class LeanTrunk:
     @torch.no_grad()
     def _merged_weight(self, x: Tensor, role: str, layers: Layers, parts: Sequence[AdaptedLinear]) -> Tensor | None:
         """Return the weights (sum of out, in) with the adapters in them, None where the products stay apart."""
-        if not self.merges or role not in self._merging or not any(part.adapter for part in parts):
+        copies = (self.merges and role in self._merging) or role in self._copying
+        if not copies or not any(part.adapter for part in parts):
             return None
         cache = self._merged.setdefault(role, {})
         if layers not in cache:
             sizes = [part.layer.out_features for part in parts]
             merged = cache[layers] = x.new_empty(sum(sizes), parts[0].layer.in_features)
             for part, rows in zip(parts, merged.split(sizes), strict=True):
-                rows.copy_(part.layer.weight)
+                weight = part.weight(torch.promote_types(x.dtype, torch.float32))
                 if part.adapter:
                     a, b = part.adapter
-                    rows.addmm_(b, a, alpha=part.scaling)
+                    weight = torch.addmm(weight, b.to(weight.dtype), a.to(weight.dtype), alpha=part.scaling)
+                rows.copy_(weight)
         return cache[layers]
 
 

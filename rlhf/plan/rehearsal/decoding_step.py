@@ -2,17 +2,18 @@
 
 A step of a small batch takes the time of reading the weights, and a gap of a few microseconds for each kernel. This
 module counts the kernels and names every operation that a CUDA graph must not hold. The real engine runs
-(rlhf/rollout/library_decoding.py), on `meta` tensors.
+(rlhf/rollout/engine.py), on `meta` tensors.
 
 One operation is at least one kernel. Some are more: a sort, or a 4-bit product whose weight is unpacked first.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +22,14 @@ from torch.utils._pytree import tree_leaves
 
 from peakmem import StandIn
 from rlhf.data.tokenize import DialogueTokenizer
+from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.loading import load_base, load_tokenizer
-from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.plan.rehearsal.adapters import write_adapters
 from rlhf.plan.rehearsal.device import META, arguments
 from rlhf.plan.rehearsal.short_runs import rehearsal_changes
 from rlhf.recipe import SFT, OnlineOptions, PinnedRecipe, Ppo, SharedRole
-from rlhf.rollout import own_tokens
-from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers, using_attention
+from rlhf.rollout.engine import ready
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.session import sampling_settings
 
@@ -109,7 +109,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int | None = None) -> dict[str,
         run = StageRun(Path(folder), changed, stage)
         recorder = _Recorder(**arguments(changed.recipe))
         with recorder:
-            shared = rehearsed_roles(run, options)
+            shared = rehearsed_roles(run, options, lean=changed.recipe.hardware.trunk == "lean")
             tokenizer = load_tokenizer(run.base)
             numbers = changed.recipe.lora.layer_numbers(layers)
             adapted = None if numbers is None else tuple(numbers)
@@ -129,16 +129,9 @@ def step(
     prompts = [[tokenizer.eos_id] * length for length in lengths]
     uniforms = torch.empty(settings.batch_size, settings.response_length, device=META)
     observe = shared.values if shared.value_head is not None and options.old_logprobs == "rollout" else None
-    shared.roles.activate(role)
     shared.base.eval()
-    attention = own_tokens.attention_of_steps(shared.base)
-    with (
-        torch.no_grad(),
-        mixed_precision(shared.base),
-        using_attention(shared.base, attention),
-        fast_layers(shared.base, settings),
-    ):
-        decoding = LibraryDecoding(shared.base, prompts, uniforms, settings, tokenizer, observe)
+    with torch.no_grad(), shared.role(role), ready(shared.base, settings, shared.role_trunk) as new_decoding:
+        decoding = new_decoding(prompts, uniforms, settings, tokenizer, observe)
         decoding.open_window(1)
         decoding.advance()
         with recorder.recording(shared.base.get_decoder()) as operations:
@@ -173,7 +166,8 @@ class _Recorder(StandIn):
             hooks.append(layer.register_forward_hook(lambda *_: self._enter(None)))
         self._operations_of_block = operations
         try:
-            yield operations
+            with mock.patch.object(LeanTrunk, "_layer", self._noted(LeanTrunk._layer)):  # it does not call the layers
+                yield operations
         finally:
             self._operations_of_block = None
             for hook in hooks:
@@ -189,6 +183,17 @@ class _Recorder(StandIn):
             if unsafe or _launches(func, before, _tensors(out)):
                 self._operations_of_block.append(Operation(func._schema.name, self._layer, unsafe))
         return out
+
+    def _noted(self, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return a function that computes a layer of the lean trunk, with a note of its number."""
+
+        def layer(trunk: LeanTrunk, number: int, *arguments: object) -> Tensor:
+            self._enter(number)
+            out = compute(trunk, number, *arguments)
+            self._enter(None)
+            return out
+
+        return layer
 
     def _enter(self, layer: int | None) -> None:
         self._layer = layer

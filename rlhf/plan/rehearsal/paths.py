@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from peakmem import StandIn, events
-from rlhf.models import matmul, random_base
+from rlhf.models import matmul, random_base, spans
 from rlhf.models.lean import fused_linear, layouts, packed, trunk
+from rlhf.models.lean.growing import JoinedPrompts
 from rlhf.plan.rehearsal import passes
-from rlhf.rollout import engine, library_decoding, own_tokens
+from rlhf.rollout import decoding, engine, library_decoding, own_tokens
 from rlhf.rollout.cache import CacheLayer
-from rlhf.rollout.library_decoding import LibraryDecoding
+from rlhf.rollout.decoding import Decoding
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 P = ParamSpec("P")
@@ -29,7 +30,7 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
     patch = mock.patch.object
     yield from passes.patches(stand_in)
     for setting in (
-        library_decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
+        decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
         library_decoding.WINDOW_BY_DEVICE,
         library_decoding.FEW_KERNELS_BY_DEVICE,
         own_tokens.BY_DEVICE,
@@ -41,19 +42,21 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
         packed.PACKS_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
-    for tried in (own_tokens, packed):  # on a card
+    for tried in (spans, packed):  # on a card
         yield patch(tried, "kernel_works", lambda *_: stand_in.gpu.capability >= (8, 0))
-    yield patch(LibraryDecoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
-    yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))
+    yield patch(Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
+    if stand_in.stands_for == "cpu":  # there the shapes of steps differ
+        yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))
     yield patch(engine, "response_lengths", _longest_responses(engine.response_lengths))
     yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))
+    yield patch(JoinedPrompts, "store", _labelled_joined(stand_in))
     yield patch(TrunkDecoding, "__init__", _labelled_growth(stand_in))
     yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
     if stand_in.stands_for == "cuda":
         yield patch(fused_linear, "fused_rms_norm", _rms_norm_and_scale)  # one kernel, as for F.rms_norm
-        if library_decoding.GRAPHS:
-            yield patch(LibraryDecoding, "advance", _captured(stand_in))
-            yield patch(LibraryDecoding, "deliver", _without_graph(stand_in))
+        if decoding.CAPTURES_BY_DEVICE["cuda"]:
+            yield patch(Decoding, "advance", _captured(stand_in))
+            yield patch(Decoding, "deliver", _without_graph(stand_in))
 
 
 def _rms_norm_and_scale(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -80,12 +83,22 @@ def _longest_responses(lengths: Callable[[Tensor, int], Tensor]) -> Callable[[Te
     return longest
 
 
+def _labelled_joined(stand_in: StandIn) -> Callable[..., None]:
+    original = JoinedPrompts.store
+
+    def store(self: JoinedPrompts, number: int, heads: Tensor, first: int) -> None:
+        original(self, number, heads, first)
+        stand_in.label(self.cached[-1], "kv_cache")
+
+    return store
+
+
 def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
     original = TrunkDecoding.__init__
 
     def init(self: TrunkDecoding, *arguments: Any) -> None:
         original(self, *arguments)
-        for cached in (x for pair in (*self.layout.prompt_cache, *self.layout.response_cache) for x in pair):
+        for cached in self.layout.cached:
             stand_in.label(cached, "kv_cache")
 
     return init
@@ -93,12 +106,12 @@ def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
 
 def _captured(stand_in: StandIn) -> Callable[..., None]:
     """Return a decoding step that marks the second of two as captured, as most steps of a long response are."""
-    original = LibraryDecoding.advance
-    steps: weakref.WeakKeyDictionary[LibraryDecoding, int] = weakref.WeakKeyDictionary()
+    original = Decoding.advance
+    steps: weakref.WeakKeyDictionary[Decoding, int] = weakref.WeakKeyDictionary()
 
-    def advance(self: LibraryDecoding) -> None:
+    def advance(self: Decoding) -> None:
         steps[self] = steps.get(self, 0) + 1
-        capture = steps[self] == 2 and self.room > library_decoding.WORTH_A_GRAPH + 1
+        capture = steps[self] == 2 and self.room > decoding.WORTH_A_GRAPH + 1
         if capture:
             stand_in.mark(events.CAPTURE)
         original(self)
@@ -109,9 +122,9 @@ def _captured(stand_in: StandIn) -> Callable[..., None]:
 
 
 def _without_graph(stand_in: StandIn) -> Callable[..., None]:
-    original = LibraryDecoding.deliver
+    original = Decoding.deliver
 
-    def deliver(self: LibraryDecoding) -> None:
+    def deliver(self: Decoding) -> None:
         stand_in.mark(events.DROPPED)
         original(self)
 
