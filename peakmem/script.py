@@ -205,7 +205,7 @@ class Followed(StandIn):
     def unknown(self, x: Tensor) -> Any:
         """Return 1 for a number that is not known, and note it. A truth that is not known is refused."""
         if x.dtype == torch.bool:
-            self.refuse("the program goes on by a truth that only real numbers decide")
+            self.refuse("the program branches on a value that only real numbers decide")
         self.assume("a number that is not known is read as 1")
         return super().unknown(x)
 

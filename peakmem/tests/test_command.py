@@ -102,7 +102,7 @@ def test_what_cannot_be_followed_is_refused_with_its_line(tmp_path):
     text = LOOP.replace("DEPTH", "1").replace("EXTRA", extra)
     found, stderr = predict(tmp_path, text)
     line = next(number for number, row in enumerate(text.splitlines(), 1) if extra in row)
-    said = f"peakmem: train.py:{line}: the program goes on by a truth that only real numbers decide"
+    said = f"peakmem: train.py:{line}: the program branches on a value that only real numbers decide"
     assert not found and stderr.splitlines()[-1] == said and "loss" in stderr, "of the whole model it is shown"
 
 

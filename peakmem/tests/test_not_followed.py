@@ -65,7 +65,7 @@ def followed(lines: str) -> Record:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("if x.sum() > 2: pass", "the program goes on by a truth that only real numbers decide"),
+        ("if x.sum() > 2: pass", "the program branches on a value that only real numbers decide"),
         (
             "while not torch.allclose(x, x + 1): pass",
             "aten.allclose.default has no known size or result without real numbers",

@@ -87,7 +87,7 @@ def _show(comparison: compare.PolicyComparison) -> None:
     screen.OUT.print(message, style="dim")
     if any(row.name == "score" and row.difference is None for row in comparison.rows):
         screen.OUT.print(
-            "each run's scores are its own reward model's and have no common unit; `rlhf score` both samples.jsonl "
+            "each run has scores of its own reward model, without a common unit: `rlhf score` both samples.jsonl "
             "with one of them, then give the two files with --scored",
             style="dim",
         )

@@ -187,7 +187,7 @@ def _refused(folder: str, rows: Sequence[Row]) -> list[tuple[str, str]] | None:
     try:
         tokenizer = tokenizer_of_folder(folder)
     except UserError as error:
-        say(f"--tokenizer {folder}: only lengths were checked, not what a template would change: {error}")
+        say(f"--tokenizer {folder}: only lengths were checked, not the template: {error}")
         return None
     with working("writing rows with the template"):
         return [(row.source, reason) for row, reason in refusals(tokenizer, rows)]

@@ -42,6 +42,6 @@ def doctor(choice: Choice, out: Path) -> None:
         screen.OUT.print(f"{needs.recipe} cannot run here yet: {', '.join(missing)}")
         sys.exit(1)
     if choice == Choice():
-        screen.OUT.print("to compare this with what a recipe needs, name one: --hw NAME or --recipe DIR")
+        screen.OUT.print("name a recipe to compare this with its needs: --hw NAME or --recipe DIR")
     else:
         screen.OUT.print(f"{needs.recipe} can run here")

@@ -39,7 +39,7 @@ def guarded(command: click.Command, name: str | None = None) -> None:
         cause = error.__cause__  # click turns an EOFError into Abort, as for Ctrl-D
         sys.exit(_failed(cause) if isinstance(cause, EOFError) else _stopped(error))
     except BrokenPipeError:  # the reader has left, as in `rlhf plan … | head`; a run's own processes continue
-        say(f"{command.name}: the output was closed by its reader")
+        say(f"{command.name}: the reader of the output has closed it")
         _abandon_stdout()
         sys.exit(1)
     except Exception as error:

@@ -105,7 +105,7 @@ def _show_fits(
         timed = not fits.too_large and (price is not None or not as_json)
         hours = planning.hours_before_and_after(predictor, loaded, fits) if timed else None
     if price is not None and hours is None and not fits.too_large:
-        terminal.say("no cost: the hours are not known, as `rlhf plan` without --fit says")
+        terminal.say("no cost: `rlhf plan` without --fit says why the hours are unknown")
     tables.show_fits(loaded, fits, limit, as_json, hours, price)
 
 

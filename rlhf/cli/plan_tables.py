@@ -347,7 +347,7 @@ def show_fits(
     changes = loaded.with_changes(settings.changes).overrides
     if not changes:
         costs = f": ${_costs(loaded, hours, price)[1]:.2f}, projected" if hours and price is not None else ""
-        screen.OUT.print(f"these are the recipe's own settings: nothing is to be changed{costs}")
+        screen.OUT.print(f"these are the recipe's own settings: there is nothing to change{costs}")
         return
     chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
     screen.OUT.print(f"{chain}:")

@@ -75,7 +75,7 @@ def _seeds(text: str) -> list[int]:
             raise click.BadParameter(f"{text!r}: whole numbers below 2^32, separated by commas", param_hint="--seeds")
     seeds = [int(word) for word in listed(text)]
     if len(set(seeds)) < len(seeds):
-        raise click.BadParameter(f"{text!r} names a seed twice, whose spread would be 0", param_hint="--seeds")
+        raise click.BadParameter(f"{text!r} names a seed twice; each seed counts once", param_hint="--seeds")
     return seeds
 
 

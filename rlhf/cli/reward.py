@@ -239,7 +239,7 @@ def _verdict(results: Sequence[Tried], every: Sequence[Means]) -> bool:
             "policy will find it: add a reward of the content, or make this one refuse it (docs/rewards.md)"
         )
     if any(means.best is None for _, means in judged):
-        screen.OUT.print("the data have no answers on which it has a verdict: compare the rows yourself")
+        screen.OUT.print("it has a verdict on none of the data's answers: compare the rows yourself")
     elif not winners:
         screen.OUT.print("no junk gets as much as the real answers")
     return bool(winners)

@@ -71,7 +71,7 @@ def check(render: Callable[[Sequence[Message]], str]) -> None:
     except UserError as error:
         raise UserError(f"{error}; use tokenizer.template: hh") from None
     if not all(WORD in text for text in texts):
-        raise UserError("the tokenizer's chat template leaves out what is said; use tokenizer.template: hh")
+        raise UserError("the tokenizer's chat template leaves out a message; use tokenizer.template: hh")
 
 
 def is_mark(token: str, written: str) -> bool:

@@ -152,8 +152,8 @@ def _lines(path: Path, gzipped: bool) -> Iterator[bytes]:
                     )
                 if gzipped and size > limit:
                     raise UserError(
-                        f"{path}: unpacks to more than {MAX_INFLATION} times its size after {count:,} lines, which no "
-                        "text does; unpack it by hand and look at it"
+                        f"{path}: unpacks to more than {MAX_INFLATION} times its size after {count:,} lines; no text "
+                        "does, so unpack it by hand and look at it"
                     )
                 yield line
                 count += 1

@@ -138,5 +138,5 @@ def _generate_once(folder: Path, names: Sequence[str], write: Callable[[], None]
             return files
         changed = [file for file in files if sha256(file) != hashes.sha256.get(file.name)]
         if changed:
-            raise UserError(f"{changed[0]} has changed since it was made here; delete {folder}, and it is made again")
+            raise UserError(f"{changed[0]} has changed since it was made here; delete {folder} to make it again")
         return files

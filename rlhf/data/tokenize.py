@@ -283,8 +283,8 @@ def _check_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:
     """Raise UserError unless `token` is one entry of the vocabulary and neither EOS nor BOS."""
     if token in (tokenizer.eos_token, tokenizer.bos_token):
         raise UserError(
-            f"tokenizer.pad_token: {token!r} begins or ends texts, and padding must not be taken for that: choose "
-            f"another{_candidates(tokenizer)}"
+            f"tokenizer.pad_token: {token!r} begins or ends texts: choose another token "
+            f"for padding{_candidates(tokenizer)}"
         )
     if token not in tokenizer.get_vocab():
         raise UserError(f"tokenizer.pad_token: {token!r} is not in the vocabulary: choose one{_candidates(tokenizer)}")
@@ -428,8 +428,8 @@ def load(
     dialogues = DialogueTokenizer(tokenizer, settings.template, settings.pad_token)
     if template is not None and writes_the_date(tokenizer):
         raise UserError(
-            "the tokenizer's chat template writes today's date, so that a run on another day has other tokens; set the "
-            f"date that it writes: tokenizer.chat_template_kwargs: {{{chat_template.CLOCK}: 26 Jul 2024}}"
+            "the tokenizer's chat template writes today's date, so another day gives other tokens; set the date: "
+            f"tokenizer.chat_template_kwargs: {{{chat_template.CLOCK}: 26 Jul 2024}}"
         )
     return dialogues
 

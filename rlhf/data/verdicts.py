@@ -200,7 +200,7 @@ def _by_verdict(row: Mapping[str, object], columns: Columns) -> bool | None:
         return value == row[columns.first]
     elif (side := _named_side(word, columns)) is not None:
         return side
-    raise Malformed(f"'{columns.verdict}' is {value!r:.40}, which does not say for sure what is better; write {known}")
+    raise Malformed(f"'{columns.verdict}' is {value!r:.40} and leaves open which response is better; write {known}")
 
 
 def _named_side(word: str, columns: Columns) -> bool | None:

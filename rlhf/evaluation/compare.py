@@ -138,9 +138,7 @@ def _explain_missing(run_directory: Path, stage: PolicyLabel) -> None:
     """Raise UserError for a policy of the run that its evaluation has not seen, with the way to evaluate it."""
     again = evaluate_again(run_directory)
     if stage != "base" and not_evaluated(run_directory, [stage]):
-        raise UserError(
-            f"{run_directory / EVALUATE}: it has not seen {stage}, which has finished since: evaluate again, {again}"
-        )
+        raise UserError(f"{run_directory / EVALUATE}: {stage} has finished since: evaluate again, {again}")
     if stage != "base" and (run_directory / stage / MANIFEST).is_file():
         raise UserError(f"{run_directory / stage}: {stage} still trains, or was stopped: let it finish, then {again}")
 

@@ -68,7 +68,7 @@ class Classifier:
             raise UserError(f"cannot load the reward model {name}: {message_of(error)}") from error
         self.model: Any = loaded[0].eval()
         if missing := sorted(loaded[1]["missing_keys"]):
-            raise UserError(f"{name} lacks {missing[0]}: it is no sequence classifier, whose numbers could be a reward")
+            raise UserError(f"{name} lacks {missing[0]}: only a sequence classifier can be a reward")
         check_finite({key: x for key, x in self.model.named_parameters() if x.is_floating_point()}, name)
         config = self.model.config.get_text_config()
         self.labels: int = self.model.config.num_labels

@@ -71,7 +71,7 @@ def _weight_files(folder: Path) -> list[Path]:
     others = sorted(file for file in folder.glob("model*") if WEIGHTS.fullmatch(file.name) and file not in files)
     if others:
         named_in = INDEX if index else files[0].name
-        raise UserError(f"{others[0]} is not of the weights in {named_in}: keep the files of one save alone")
+        raise UserError(f"{others[0]} belongs to other weights than {named_in}: keep the files of one save")
     return files
 
 

@@ -102,9 +102,7 @@ def record_of(folder: Path) -> records.Conversion | None:
     record = reader.read(folder / RECORD, records.Conversion)
     for name, size in record.bytes.items() if record else ():
         if not (folder / name).is_file() or (folder / name).stat().st_size != size:
-            raise UserError(
-                f"{folder / name} has changed since it was converted: delete {folder}, and it is made again"
-            )
+            raise UserError(f"{folder / name} has changed since it was converted: delete {folder} to make it again")
     return record
 
 

@@ -48,7 +48,7 @@ def check_layers(base: PreTrainedModel, name: str) -> None:
     """Raise UserError where NF4 would leave most weights as they are: linear layers alone are packed here."""
     if any(isinstance(module, Conv1D) for module in base.modules()):
         raise UserError(
-            f"{name}: model.quantization: nf4 packs linear layers, which a {base.config.model_type} model does not have"
+            f"{name}: model.quantization: nf4 packs linear layers, and a {base.config.model_type} model has none"
         )
     if has_fused_experts(base):
         raise UserError(

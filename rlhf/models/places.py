@@ -52,8 +52,8 @@ def check_places(report: Mapping[str, Any], name: str) -> None:
     """Raise UserError where a checkpoint has tensors that the model has no place for."""
     if keys := _uncomputed(report["unexpected_keys"]):
         raise UserError(
-            f"{name} has {named(keys)}, for which its config.json has no place: take the config.json that belongs to "
-            "these weights, or a copy of them without what the language model does not need"
+            f"{name} has {named(keys)}, but its config.json has no place for them: take the config.json of these "
+            "weights, or a copy of the weights without the parts that a language model does not need"
         )
 
 

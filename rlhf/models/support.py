@@ -109,8 +109,8 @@ def check_training(model: PreTrainedModel, name: str) -> None:
         model.train(mode)
     if _differ(*results) or not torch.equal(_generator_state(model.device), before):
         raise UserError(
-            f"{name}: a {model.config.model_type} model computes in training what it does not in evaluation, dropout "
-            "or other noise that its configuration does not name, which is not supported"
+            f"{name}: a {model.config.model_type} model adds dropout or other noise in training that its "
+            "configuration does not name, which is not supported"
         )
 
 

@@ -73,7 +73,7 @@ def _beside(loaded: PinnedRecipe, stage: StageName) -> int:
     """Return the bytes of reward models of others beside a stage, and say which of them are not known."""
     others = beside(loaded.recipe, stage)
     for name in others.unknown:
-        say(f"{stage}: the memory of the reward model {name} is not known before it is fetched; going on without")
+        say(f"{stage}: the memory of the reward model {name} is unknown until you fetch it; going on without")
     return others.size
 
 

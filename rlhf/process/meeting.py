@@ -84,8 +84,8 @@ def check_engine(recipe: Recipe, stage: StageName) -> None:
         raise UserError(f"{stage} under {engine} needs GPUs: on CPUs transformers would silently use ddp instead")
     if distributed.launched() and os.environ.get(f"ACCELERATE_USE_{engine.upper()}") != "true":
         raise UserError(
-            f"{stage} under {engine} is started by `accelerate launch` with accelerate-{engine}.yaml: another launcher "
-            "does not tell transformers of it"
+            f"{stage} under {engine} needs `accelerate launch` with accelerate-{engine}.yaml: another "
+            "launcher does not tell transformers"
         )
 
 

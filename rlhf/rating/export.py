@@ -116,5 +116,5 @@ def readable_prompt(line: SampleLine, source: str, is_transcript: bool = True) -
     if line.messages:
         return line.messages
     if not is_transcript or not parse_hh(line.prompt)[:-1]:
-        raise UserError(f"{source}: prompts without messages that are no transcripts cannot be read back")
+        raise UserError(f"{source}: a prompt without messages that is no transcript cannot be read back")
     return line.prompt

@@ -77,9 +77,7 @@ def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) 
     a = a or (SFT if SFT in names else "base")
     trained = [name for name in POLICIES if name in names and name != a]
     if b is None and not trained:
-        raise UserError(
-            f"{folder}: no trained policy to compare with {a}; name --a and --b, of which it has {', '.join(names)}"
-        )
+        raise UserError(f"{folder}: no trained policy to compare with {a}; name --a and --b, out of {', '.join(names)}")
     b = b or trained[0]
     for name in (a, b):
         if name not in names:

@@ -155,7 +155,7 @@ def show_summary(summary: RatingSummary, file: Path) -> None:
     title = f"{summary.b} against {summary.a}: {summary.pairs} pairs{equal}"
     rows_table(title, [columns[i] for i in filled], [[row[i] for i in filled] for row in rows])
     if summary.of_other_answers:
-        screen.OUT.print(f"{summary.of_other_answers} ratings are of answers that are not there any more")
+        screen.OUT.print(f"{summary.of_other_answers} ratings belong to answers that no longer exist")
     screen.OUT.print(f"ratings in {file}", style="dim")
 
 

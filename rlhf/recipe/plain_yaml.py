@@ -187,7 +187,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
         with file.open("rb") as handle:
             data = handle.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise UserError(f"{file}: more than {MAX_BYTES >> 10} KiB, which no recipe needs; is it the right file?")
+            raise UserError(f"{file}: more than {MAX_BYTES >> 10} KiB; no recipe needs that: is it the right file?")
         content = copy.deepcopy(_parse_cached(data.decode("utf-8").removeprefix("\ufeff"), str(file)))
     except FileNotFoundError:
         raise UserError(no_such("file", file, "`rlhf recipes` lists the recipes")) from None

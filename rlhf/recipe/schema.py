@@ -122,7 +122,7 @@ class Dialogues(Optimization):
                 f"logging_steps: {self.logging_steps}"
             )
         if self.adapter == "best" and not self.eval_steps:
-            raise ValueError("adapter: best needs eval_steps, by which checkpoints are compared")
+            raise ValueError("adapter: best needs eval_steps: evaluations show which checkpoint is best")
         return self
 
     @model_validator(mode="after")

@@ -171,7 +171,7 @@ class Data(Section):
         """Raise ValueError for keys about columns beside made rows, and for columns of one new name."""
         unread = [key for key in ROW_KEYS if getattr(self, key) is not None and self.source not in ("files", "hub")]
         if unread:
-            raise ValueError(f"{unread[0]} is set, but source is {self.source}, whose rows are made; remove it")
+            raise ValueError(f"{unread[0]} is set, but source is {self.source}, which makes its own rows; remove it")
         new = [*(self.rename or {}).values()]
         if len({*new}) < len(new):
             raise ValueError("rename gives two columns the same name; give each another name")
@@ -189,6 +189,6 @@ class Data(Section):
         if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
             raise ValueError(
                 f"validation_fraction: {self.validation_fraction} must be below heldout_fraction: "
-                f"{self.heldout_fraction}, of which it is a part"
+                f"{self.heldout_fraction}: it is a part of that"
             )
         return self

@@ -230,7 +230,9 @@ class Tokenizer(Section):
             self.chat_template_kwargs or ()
         )
         if reserved:
-            raise ValueError(f"chat_template_kwargs: {reserved.pop()} is set by what renders a conversation")
+            raise ValueError(
+                f"chat_template_kwargs: {reserved.pop()} is set when a conversation is rendered; leave it out"
+            )
         for key in ("system_prompt", "chat_template_kwargs"):
             if self.template != "chat" and getattr(self, key) is not None:
                 raise ValueError(f"{key} is set, but template is {self.template}: set template: chat, or remove {key}")
@@ -267,5 +269,5 @@ class Lora(Section):
         """Raise ValueError for adapters in modules that all roles share."""
         shared = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
         if shared and self.target_modules != "all-linear":
-            raise ValueError(f"target_modules: {shared.pop()} is shared by all roles and stays as it is")
+            raise ValueError(f"target_modules: {shared.pop()} stays as it is, because all roles share it; leave it out")
         return self

@@ -92,7 +92,7 @@ def settings_of(run: NamedRun) -> RunSettings:
     folders = Path(os.path.abspath(run.directory)).parts[-2:]
     if folders != (newest.recipe, newest.version):
         raise UserError(
-            f"{run.directory}: made as {newest.recipe}/{newest.version}, and a run is found by these names; move it to "
+            f"{run.directory}: it was made as {newest.recipe}/{newest.version}, and these names find it; move it to "
             f"{run.out / newest.recipe / newest.version}"
         )
     made: dict[str, tuple[StageName, object]] = {}

@@ -95,8 +95,8 @@ def _check_merged(effect: Tensor, divergence: Tensor, rounding: float, unit: str
         )
     if effect.item() < rounding:
         say(
-            f"merge: the adapter changes the base by {effect:.2g} {unit}, which rounding may hide: "
-            "whether the merged model has it cannot be told from that"
+            f"merge: the adapter changes the base by {effect:.2g} {unit}; rounding may hide so little, so this "
+            "cannot tell whether the merged model has it"
         )
 
 
@@ -122,9 +122,9 @@ def _save(run: StageRun, merged: PreTrainedModel, tokenizer: DialogueTokenizer) 
     merged.save_pretrained(folder)
     share_weights(folder / "config.json")
     if not tokenizer.write_chat_template():
-        say("merge: a chat interface will tokenize prompts otherwise than training did")
+        say("merge: a chat interface will give prompts other tokens than training did")
     elif not merged.can_generate() and not _end_answers(tokenizer):
-        say("merge: the chat template ends an answer otherwise than training did: score ids that end with EOS")
+        say("merge: the chat template does not end an answer as training did: score ids that end with EOS")
     tokenizer.hf.save_pretrained(folder)
 
 

@@ -103,7 +103,7 @@ def test_an_exported_reward_model_gives_the_same_scores_from_ids_and_from_messag
     assert metrics["largest_score_difference"] <= 1e-5 < metrics["adapter_effect"]
     rm = content_of(trained / "cpu-tiny/v1/rm/summary.json")["metrics"]
     assert (exported.config.score_mean, exported.config.score_sd) == (rm["score_mean"], rm["score_sd"])
-    with pytest.raises(UserError, match="has no place: take the config"):
+    with pytest.raises(UserError, match="has no place for them: take the config"):
         load_merged(folder, torch.device("cpu"))
 
 

@@ -213,7 +213,7 @@ def test_checkpoints_that_give_no_reward_are_refused_when_a_run_begins(tmp_path)
     with pytest.raises(UserError, match="gives 2 numbers, and label is 2"):
         opened(bert, label=2)
     causal = tiny.checkpoint(tmp_path / "causal", "llama")
-    with pytest.raises(UserError, match="it is no sequence classifier"):
+    with pytest.raises(UserError, match="only a sequence classifier can be a reward"):
         opened(causal)
     (bert / "model.safetensors").write_bytes(b"0" * 64)
     with pytest.raises(UserError, match="safetensors"):
@@ -242,7 +242,7 @@ def test_their_memory_is_in_the_plan_and_stops_a_run_that_does_not_fit(tmp_path,
                 preflight.require_fit(predict, loaded, "grpo")
     absent = rewarded(tmp_path, f"reward_model(name='a/b', revision='{'0' * 40}')")
     assert preflight.require_fit(predict, absent, "grpo") is None
-    assert "the memory of the reward model a/b is not known before it is fetched" in capsys.readouterr().err
+    assert "the memory of the reward model a/b is unknown until you fetch it" in capsys.readouterr().err
 
 
 class Predicted:

@@ -93,7 +93,7 @@ def test_without_a_recipe_the_machine_alone_is_looked_at(monkeypatch, capsys):
     for host, code in ((WELL._replace(gpus=None, torch_cuda=None), 0), (WELL._replace(torch_cuda=None), 1)):
         monkeypatch.setattr(doctor, "look", lambda out, host=host: host)
         found, out, _ = rlhf(monkeypatch, capsys, "doctor")
-        assert found == code and ("cannot run here yet: torch" if code else "name one: --hw") in out.splitlines()[-1]
+        assert found == code and ("cannot run here yet: torch" if code else "its needs: --hw") in out.splitlines()[-1]
     code, _, err = rlhf(monkeypatch, capsys, "doctor", "--set", "seed=1")
     assert code == 2 and "name a recipe" in err
 

@@ -80,7 +80,7 @@ def test_a_policy_that_finished_after_the_evaluation_is_named_and_how_to_evaluat
         compare.load(run, "dpo")
     write_records(run / "dpo")
     again = f"evaluate again, `rlhf run evaluate {run}`"
-    with pytest.raises(UserError, match=f"it has not seen dpo, which has finished since: {again}"):
+    with pytest.raises(UserError, match=f"dpo has finished since: {again}"):
         compare.load(run, "dpo")
     assert overview._not_evaluated(report.load(run)) == f" Not in the evaluation: DPO; {again}."
     (run / "dpo/summary.json").unlink()

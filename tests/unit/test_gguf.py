@@ -191,9 +191,9 @@ def test_weights_that_cannot_be_unpacked_are_refused(file, monkeypatch):
 @pytest.mark.parametrize(
     ("without", "others", "said"),
     [
-        (None, {"blk.1.attn_q.weight": np.ones((WIDTH, WIDTH), np.float32)}, r"has blk.1.attn_q.weight, for which"),
-        (None, {"blk.0.attn_q.bias": np.ones(WIDTH, np.float32)}, "has blk.0.attn_q.bias, for which"),
-        (None, {"rope_freqs.weight": np.array([1, 1, 8, 8], np.float32)}, "has rope_freqs.weight, for which"),
+        (None, {"blk.1.attn_q.weight": np.ones((WIDTH, WIDTH), np.float32)}, r"has blk.1.attn_q.weight, but"),
+        (None, {"blk.0.attn_q.bias": np.ones(WIDTH, np.float32)}, "has blk.0.attn_q.bias, but its config"),
+        (None, {"rope_freqs.weight": np.array([1, 1, 8, 8], np.float32)}, "has rope_freqs.weight, but its config"),
         ("blk.0.ffn_down.weight", None, "lacks model.layers.0.mlp.down_proj.weight: "),
     ],
 )

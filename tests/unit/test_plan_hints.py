@@ -115,7 +115,7 @@ def test_settings_that_fit_have_their_cost(cards, capsys):
     assert said in capsys.readouterr().out
     own = recipe.load(ROOT / "recipes/4090-llama2-7b/v2")
     tables.show_fits(own, slower._replace(changes={}), 10**12, False, hours=(2.0, 2.0), price=0.5)
-    assert "nothing is to be changed: $1.00, projected" in capsys.readouterr().out
+    assert "there is nothing to change: $1.00, projected" in capsys.readouterr().out
     tables.show_fits(loaded, slower, 10**12, True, hours=(2.0, 2.5), price=0.5)
     assert json.loads(capsys.readouterr().out)["projected_cost"] == 1.25 * cards
 

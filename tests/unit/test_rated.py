@@ -208,7 +208,7 @@ def test_a_recipe_renames_two_columns_to_two_names():
     keys = {"source": "files", "files": ["a.jsonl"], "on_bad_row": "stop", "heldout_fraction": 0.1}
     data = Data.model_validate(keys | {"rename": {"a": "prompt", "b": "chosen"}, "ignore": ["topic"]})
     assert data.own_keys() == ["rename", "ignore"]
-    with pytest.raises(ValueError, match="rename is set, but source is toy, whose rows are made; remove it"):
+    with pytest.raises(ValueError, match="rename is set, but source is toy, which makes its own rows; remove it"):
         toy = {"documents": 9, "pairs": 9, "bayes_accuracy": 0.7}
         Data.model_validate(keys | {"source": "toy", "files": [], "toy": toy, "rename": {"a": "b"}})
     with pytest.raises(ValueError, match="rename gives two columns the same name"):

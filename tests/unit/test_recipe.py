@@ -49,7 +49,7 @@ def test_every_recipe_loads(directory):
         (lambda c: c.update(sfft={}), "unknown key 'sfft'; nearest: sft (docs/recipes.md lists all)"),
         (lambda c: c["ppo"].pop("lam"), "key 'ppo.lam' is missing; add it (docs/recipes.md explains it)"),
         (lambda c: c["ppo"].update(lamda=c["ppo"].pop("lam")), "unknown key 'ppo.lamda'; nearest: ppo.lam"),
-        (lambda c: c["lora"].update(target_modules=["q_proj", "lm_head"]), "lora: target_modules: lm_head is shared"),
+        (lambda c: c["lora"].update(target_modules=["q_proj", "lm_head"]), "target_modules: lm_head stays as it is"),
         (lambda c: c["ppo"].update(kl_penalty="loss"), "ppo: kl_penalty: loss needs kl_estimator k2 or k3"),
         (lambda c: c["ppo"].update(kl_target=0.1, kl_coef=0), "ppo: kl_target needs kl_coef above 0"),
         (lambda c: c["ppo"].update(lam=10), "ppo.lam = 10: input should be less than or equal to 1"),

@@ -311,7 +311,7 @@ def test_a_date_may_be_set_by_the_variable_of_the_template(tmp_path):
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
 def test_variables_that_a_conversation_sets_are_reserved(name):
-    with pytest.raises(ValidationError, match=f"{name} is set by what renders a conversation"):
+    with pytest.raises(ValidationError, match=f"{name} is set when a conversation is rendered; leave it out"):
         settings("chat", chat_template_kwargs={name: True})
 
 

@@ -77,7 +77,7 @@ def test_the_verdict_decides_and_ties_are_left_out(tmp_path, row, chosen):
     ],
 )
 def test_a_verdict_that_is_not_clear_is_refused(tmp_path, row):
-    with pytest.raises(UserError, match=r"a\.jsonl:1: .*does not say for sure what is better; write"):
+    with pytest.raises(UserError, match=r"a\.jsonl:1: .*leaves open which response is better; write"):
         convert.convert([write(tmp_path / "a.jsonl", row)])
 
 

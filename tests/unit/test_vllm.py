@@ -139,7 +139,7 @@ def test_a_server_of_something_else_is_refused_in_the_first_step(fake, trained, 
     base = re.escape(str((out / "cpu-tiny/v1/pretrain/model").resolve()))
     settings = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 VLLM_CPU_KVCACHE_SPACE=1"
     command = f"{settings} vllm serve {base} --host 127.0.0.1 --port .* --dtype float32 .*[0-9]`"
-    with pytest.raises(UserError, match=f"serves something else .* more than 0.02; start it with: `{command}"):
+    with pytest.raises(UserError, match=f"does not serve the policy: .* more than 0.02; start it with: `{command}"):
         run_stages(small(ppo__vllm_url=fake.url, ppo__steps=3), out, "ppo")
     assert not (out / "cpu-tiny/v1/ppo/checkpoints").exists() and not fake.loaded
 
@@ -185,7 +185,7 @@ def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refuse
     with torch.no_grad():
         own = role_passes.logprobs(shared, "policy", rollout, options)
     served = replace(rollout, logprobs=own + noise)
-    with pytest.raises(UserError, match="serves something else") if refused else nullcontext():
+    with pytest.raises(UserError, match="does not serve the policy") if refused else nullcontext():
         check_served(shared, served, loaded.recipe, options, lambda: "vllm serve")
 
 

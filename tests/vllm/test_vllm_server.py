@@ -154,7 +154,7 @@ def test_a_server_with_other_settings_is_refused(asking, printed, port, tmp_path
 
 def refused(loaded: PinnedRecipe, out: Path) -> None:
     """The first step of a run ends in one line, and nothing is kept of it."""
-    with pytest.raises(UserError, match="serves something else than the policy: ") as caught:
+    with pytest.raises(UserError, match="does not serve the policy: ") as caught:
         run_stages(loaded, out, "grpo")
     one_line_of(caught)
     assert not (out / ROOT / "grpo/checkpoints").exists()

@@ -39,8 +39,8 @@ def find(name: str, where: str) -> RewardFunction:
     if file := re.fullmatch(r"(?:.*/)?(\w[\w-]*)\.py:(\w+)", name):
         module, attribute = file.groups()
         raise UserError(
-            f"{where}: {name}: name the module, not its file: {module}:{attribute}, with {module}.py in the folder in "
-            "which the command is started"
+            f"{where}: {name}: name the module, not its file: {module}:{attribute}, "
+            f"with {module}.py in the folder that you start from"
         )
     if ":" in name and re.fullmatch(r"[\w.]+:\w+", name):
         return _users_own(name, where)

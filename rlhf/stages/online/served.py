@@ -30,7 +30,7 @@ def check_served(
     limit = mismatch_limit(recipe.model, served=True)
     if not difference <= limit:
         raise UserError(
-            f"the vLLM server at {options.vllm_url} serves something else than the policy: log-probabilities of "
+            f"the vLLM server at {options.vllm_url} does not serve the policy: log-probabilities of "
             f"{int(few.mask.sum())} tokens differ by {difference:.2g} nats on average, more than {limit}; start it "
             f"with: `{command()}`"
         )
