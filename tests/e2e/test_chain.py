@@ -92,6 +92,7 @@ def test_the_merged_model_is_base_plus_adapter(chain):
         bare = both.unload()(input_ids=ids["input_ids"]).logits
     assert (merged - expected).abs().max() < 1e-4
     assert (bare - expected).abs().max() > 1e-3
+    assert '"\\n\\nHuman: "' in (root / "merge/Modelfile").read_text()
 
 
 @pytest.mark.slow
