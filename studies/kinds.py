@@ -73,6 +73,46 @@ class ExperimentRecord(ChainProvenance):
     runs: dict[str, dict[str, ExperimentRun]]  # arm -> seed -> run
 
 
+# -- python -m studies.overoptimisation --------------------------------------------------------------------------------
+
+
+class OptimisedPoint(TypedDict):
+    """A point of a curve: how far a policy is from SFT, and what it gained, in standard deviations of SFT's answers."""
+
+    number: int  # n of best-of-n, or the step of PPO
+    kl: float  # nats per answer
+    proxy: float  # the score that was optimised
+    truth: float  # the true reward, with the ends of its 95 % interval over prompts
+    truth_low: float
+    truth_high: float
+    utility: float  # what the annotator, who labelled the pairs, values
+
+
+class OveroptimisationRun(TypedDict):
+    """What one seed's runs came to."""
+
+    sft_truth: float  # mean true reward of SFT's answers
+    sft_sd: dict[str, float]  # standard deviation of what each judge says of SFT's answers
+    accuracy: dict[str, float]  # of reward models, on held-out pairs without flipped labels
+    best_of_n: dict[str, list[OptimisedPoint]]
+    ppo: dict[str, list[OptimisedPoint]]
+    cpu_seconds: float
+
+
+class Fitted(TypedDict):
+    """The two coefficients of a fitted form, and the root mean square of its residuals, all in standard deviations."""
+
+    alpha: float
+    beta: float
+    residual: float
+
+
+class OveroptimisationRecord(ChainProvenance):
+    """A record of `python -m studies.overoptimisation`."""
+
+    seeds: dict[str, OveroptimisationRun]
+
+
 # -- python -m studies.outside -----------------------------------------------------------------------------------------
 
 
