@@ -287,7 +287,7 @@ def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, mon
         return noted(children, stage, 3 * (stage == "sft"))
 
     monkeypatch.setattr("rlhf.process.children.run_child", run_child)
-    code, out, err = command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
+    code, out, err = command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", tmp_path, "--no-preflight")
     assert (code, err) == (3, "") and children == ["pretrain", "sft"]
     assert out == "stage 1 of 4: pretrain\nstage 2 of 4: sft\n"
 
@@ -335,7 +335,7 @@ def test_few_files_lie_between_the_command_and_a_stage(command, trained, tmp_pat
 
 def test_a_signal_ends_a_chain_in_one_line(tmp_path):
     words = [sys.executable, "-m", "rlhf.cli", "run", "sft", "--with-parents", "--recipe", str(RECIPE)]
-    options = ["--out", str(tmp_path), *changes(**{"pretrain.max_steps": 100_000})]
+    options = ["--out", str(tmp_path), "--no-preflight", *changes(**{"pretrain.max_steps": 100_000})]
     running = subprocess.Popen([*words, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     checkpoints = tmp_path / "cpu-tiny/v1/pretrain/checkpoints"
     while not list(checkpoints.glob("step-*")):
@@ -351,7 +351,7 @@ def test_a_signal_ends_a_chain_in_one_line(tmp_path):
 @pytest.mark.parametrize("code", [143, -15], ids=["while it ran", "before it listened"])
 def test_a_signal_to_a_parent_stage_alone_is_reported(command, tmp_path, monkeypatch, code):
     monkeypatch.setattr("rlhf.process.children.run_child", lambda *_: code)
-    ended, _, err = command("run", "sft", "--with-parents", "--recipe", RECIPE, "--out", tmp_path)
+    ended, _, err = command("run", "sft", "--with-parents", "--recipe", RECIPE, "--out", tmp_path, "--no-preflight")
     says = "pretrain has no checkpoint yet (the first is due at step 500): the same command begins it anew"
     assert (ended, err) == (143, f"stopped by SIGTERM; {says}\n")
 
