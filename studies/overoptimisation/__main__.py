@@ -19,17 +19,11 @@ from rlhf.cli import guarded
 from rlhf.cli.options import WholeNumber
 from rlhf.files import write_json
 from rlhf.observe.device import cpu_model
-from rlhf.recipe import Changes
 from rlhf.run.packages import package_versions
 from rlhf.terminal.screen import OUT
-from studies.kinds import OveroptimisationRecord, OveroptimisationRun
+from studies.kinds import OveroptimisationRecord
 from studies.overoptimisation import page
 from studies.overoptimisation.chains import CHANGES, RECIPE, TOY, Chains
-
-
-def run_seed(folder: Path, seed: int, more: Changes) -> OveroptimisationRun:
-    """Make the runs of a seed in a folder; return their curves."""
-    return Chains(folder, seed, more).run()
 
 
 @options.command()
@@ -70,7 +64,7 @@ def main(
     changes = recipes.parse_overrides(more)
     begun, ran = today(), code()  # of the files that are imported now
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        waiting = {seed: pool.submit(run_seed, runs.resolve() / str(seed), seed, changes) for seed in seeds}
+        waiting = {seed: pool.submit(Chains(runs.resolve() / str(seed), seed, changes).run) for seed in seeds}
         measured = {str(seed): run.result() for seed, run in waiting.items()}
     record: OveroptimisationRecord = {
         "date": begun,
@@ -83,7 +77,8 @@ def main(
         "command": shlex.join(["python", "-m", "studies.overoptimisation", *sys.argv[1:]]),
         "seeds": measured,
     }
-    OUT.print(page.tables(record), markup=False, highlight=False)
+    for title, table in page.tables(record).items():
+        OUT.print(f"{title}\n{table}\n", markup=False, highlight=False)
     if save:
         write_json(save, record)
         page.write(save)

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -21,19 +22,8 @@ RESULTS = OVEROPTIMISATION / "results"
 IMAGE = ROOT / "docs" / "images" / "overoptimisation.svg"
 TITLES: dict[Form, str] = {"best_of_n": "best-of-n", "ppo": "PPO"}
 COLOURS = ("#1f6feb", "#1a7f37", "#d9822b", "#8250df", "#cf222e")
-COLUMNS = (
-    "proxy",
-    "d at the end",
-    "proxy at the end",
-    "highest truth",
-    "at d",
-    "truth at the end",
-    "utility at the end",
-    "α",
-    "β",
-    "residual",
-    "fitted maximum at d",
-)
+GAINS = ("proxy", "d at the end", "proxy at the end", "highest truth", "truth at the end", "utility at the end")
+FITS = ("proxy", "α", "β", "residual", "residual of the other form", "fitted maximum at d")
 
 
 def newest() -> Path:
@@ -65,50 +55,72 @@ def truth(seeds: Sequence[Sequence[OptimisedPoint]]) -> list[tuple[float, float]
     return [(distance(point), point["truth"]) for points in seeds for point in points]
 
 
-def table(record: OveroptimisationRecord, form: Form) -> str:
-    """Return the table of a method: a row for each proxy."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
+def gains(record: OveroptimisationRecord, form: Form) -> str:
+    """Return the table of a method's gains: a row for each proxy."""
+    rows = [GAINS]
     for name, seeds in by_proxy(record, form).items():
         ends, middle = [points[-1] for points in seeds], mean_curve(seeds)
         top = max(middle, key=lambda point: point["truth"])
-        interval = weighted_mean(
+        end = weighted_mean(
             [Estimate(end["truth"], end["truth_low"], end["truth_high"]) for end in ends], [1 / len(ends)] * len(ends)
         )
-        fitted, each = curves.fit(form, truth(seeds)), [curves.fit(form, truth([points])) for points in seeds]
-        cells = [
-            name,
-            f"{middle[-1]['d']:.1f}",
-            f"{middle[-1]['proxy']:.2f}",
-            f"{top['truth']:.2f}",
-            f"{top['d']:.1f}",
-            f"{interval.value:.2f} [{interval.low:.2f} to {interval.high:.2f}] {_range([e['truth'] for e in ends])}",
-            f"{fmean(end['utility'] for end in ends):.2f}",
-            f"{fitted['alpha']:.2f} {_range([f['alpha'] for f in each])}",
-            f"{fitted['beta']:.2f} {_range([f['beta'] for f in each])}",
-            f"{fitted['residual']:.2f}",
-            "–" if (peak := curves.peak(fitted, form)) is None else f"{peak:.1f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(
+            (
+                name,
+                f"{middle[-1]['d']:.1f}",
+                f"{middle[-1]['proxy']:.2f}",
+                f"{top['truth']:.2f} at d = {top['d']:.1f}",
+                f"{end.value:.2f} ({end.low:.2f} to {end.high:.2f}); {_range([e['truth'] for e in ends])}",
+                f"{fmean(end['utility'] for end in ends):.2f}",
+            )
+        )
+    return _table(rows)
+
+
+def fits(record: OveroptimisationRecord, form: Form) -> str:
+    """Return the table of the fitted forms of a method: a row for each proxy."""
+    other = next(name for name in TITLES if name != form)
+    rows = [FITS]
+    for name, seeds in by_proxy(record, form).items():
+        points = truth(seeds)
+        fitted, each = curves.fit(form, points), [curves.fit(form, truth([points])) for points in seeds]
+        peak = curves.peak(fitted, form)
+        rows.append(
+            (
+                name,
+                f"{fitted['alpha']:.2f}; {_range([fit['alpha'] for fit in each])}",
+                f"{fitted['beta']:.2f}; {_range([fit['beta'] for fit in each])}",
+                f"{fitted['residual']:.2f}",
+                f"{curves.fit(other, points)['residual']:.2f}",
+                "–" if peak is None else f"{peak:.1f}",
+            )
+        )
+    return _table(rows)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *others = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([head, "|---|" + "---:|" * (len(rows[0]) - 1), *others])
 
 
 def accuracies(record: OveroptimisationRecord) -> str:
     """Return the table of the reward models' accuracies on held-out pairs."""
-    lines = ["| reward model | accuracy |", "|---|---:|"]
+    rows = [("reward model", "accuracy")]
     runs = list(record["seeds"].values())
     for name in runs[0]["accuracy"]:
         found = [100 * run["accuracy"][name] for run in runs]
-        lines.append(f"| {name} | {fmean(found):.1f} % {_range(found, 1)} |")
-    return "\n".join(lines)
+        rows.append((name, f"{fmean(found):.1f} %; {_range(found, 1)}"))
+    return _table(rows)
 
 
 def _range(numbers: Sequence[float], digits: int = 2) -> str:
-    return f"({min(numbers):.{digits}f} to {max(numbers):.{digits}f})"
+    return f"{min(numbers):.{digits}f} to {max(numbers):.{digits}f}"
 
 
-def tables(record: OveroptimisationRecord) -> str:
-    """Return all tables of a record, as README.md shows them."""
-    return "\n\n".join([accuracies(record), *(f"{TITLES[form]}:\n\n{table(record, form)}" for form in TITLES)])
+def tables(record: OveroptimisationRecord) -> dict[str, str]:
+    """Return all tables of a record, by the marks between which README.md has them."""
+    of_methods = {f"{name.__name__} {form}": name(record, form) for name in (gains, fits) for form in TITLES}
+    return {"accuracies": accuracies(record), **of_methods}
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------
@@ -116,7 +128,7 @@ def tables(record: OveroptimisationRecord) -> str:
 WIDE, HIGH = 900, 640
 PANELS: dict[Form, tuple[tuple[float, float, float], tuple[float, float, float]]] = {  # low, high and tick of each axis
     "best_of_n": ((0.0, 2.0, 0.5), (-0.5, 2.0, 0.5)),
-    "ppo": ((0.0, 10.0, 2.0), (-1.5, 3.0, 0.5)),
+    "ppo": ((0.0, 6.0, 1.0), (-2.0, 3.0, 0.5)),
 }
 
 
@@ -164,13 +176,16 @@ def _steps(end: float) -> list[float]:
     return [end * i / 60 for i in range(61)]
 
 
+def marked(name: str, table: str) -> str:
+    """Return a table between its marks."""
+    return f"<!-- {name} -->\n{table}\n<!-- /{name} -->"
+
+
 def write(file: Path) -> None:
     """Write the picture of a record, and its name and tables into README.md."""
     record = read(file, OveroptimisationRecord)
     IMAGE.write_text(picture_of(record), encoding="utf-8")
-    if PAGE.exists():
-        text = PAGE.read_text(encoding="utf-8")
-        shown = f"<!-- tables -->\n{tables(record)}\n<!-- /tables -->"
-        text = re.sub(r"<!-- tables -->.*<!-- /tables -->", lambda _: shown, text, flags=re.DOTALL)
-        text = re.sub(r"results/\S+?\.json", f"results/{file.name}", text)
-        PAGE.write_text(text, encoding="utf-8")
+    text = re.sub(r"results/\S+?\.json", f"results/{file.name}", PAGE.read_text(encoding="utf-8"))
+    for name, table in tables(record).items():
+        text = re.sub(marked(name, ".*?"), partial(lambda shown, _: shown, marked(name, table)), text, flags=re.DOTALL)
+    PAGE.write_text(text, encoding="utf-8")
