@@ -66,10 +66,15 @@ def write_json(file: Path, content: object) -> None:
     sync(file.parent)
 
 
+def json_lines(rows: Iterable[Mapping[str, object]]) -> str:
+    """Return one line of JSON for each row."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
 def append(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Append one line of JSON for each row."""
     with _named(file), open(file, "a", encoding="utf-8") as handle:
-        handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        handle.write(json_lines(rows))
 
 
 def write_output(file: Path, text: str) -> None:

@@ -30,7 +30,7 @@ from rlhf.data.quality import flaws, spread
 from rlhf.data.quality.report import SEVERITIES, QualityReport
 from rlhf.data.rows import Row
 from rlhf.errors import UserError
-from rlhf.files import write_output
+from rlhf.files import json_lines, write_output
 from rlhf.recipe.choices import DataFormat, RatedPairs
 from rlhf.terminal import counted, say, screen
 from rlhf.terminal.make_words import in_make_words
@@ -340,5 +340,5 @@ def make_pairs(
     alone = f"; {counted(made.alone, 'prompt')} with fewer than two different answers" if made.alone else ""
     if not made.rows:
         raise UserError(f"no pairs: {words}{alone}; sample more answers, --n 4, or at a higher temperature")
-    write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made.rows))
+    write_output(to, json_lines(made.rows))
     screen.OUT.print(f"{words}{alone}; written to {to}")

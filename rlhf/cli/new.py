@@ -156,7 +156,7 @@ def new(
 def _show_cpu(name: str, created: new_recipe.NewRecipe, card: ChosenCard) -> None:
     """Print the predicted memory and the projected hours of a recipe for a CPU."""
     assert created.rates
-    rows = [
+    rows: list[tuple[str, str, str]] = [
         (stage, f"{predicted.whole.peak_bytes / GB:.2f}", _minutes(created.hours.get(stage)))
         for stage, predicted in created.fit.stages.items()
     ]

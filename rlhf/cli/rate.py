@@ -10,7 +10,7 @@ from rlhf.cli.choice import Choice, tell_if_edited
 from rlhf.cli.options import OUTPUT, SEED, StrictCommand, WholeNumber, refuse_inputs, run_directory
 from rlhf.cli.recipe_options import pair_options
 from rlhf.errors import UserError
-from rlhf.files import write_output
+from rlhf.files import json_lines, write_output
 from rlhf.rating import server
 from rlhf.rating.export import export
 from rlhf.rating.pairs import PairedAnswers, pair_answers
@@ -187,7 +187,7 @@ def export_ratings(
     counts += f", {exported.empty} with an empty answer" if exported.empty else ""
     if not exported.rows:
         raise UserError(f"{paired.file}: nothing to export of {counts}")
-    write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in exported.rows))
+    write_output(to, json_lines(exported.rows))
     screen.OUT.print(f"{counted(len(exported.rows), 'preference row')} of {counts}; written to {to}")
     say(
         f"note: these prompts were held out with seed {manifest.seed}: train on them with another --seed, and do not "

@@ -1,6 +1,5 @@
 """`rlhf sample`: answers of a run's policies to prompts of one's own, side by side."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from rlhf.cli.run_argument import RUN
 from rlhf.data import show
 from rlhf.errors import OptionError
 from rlhf.evaluation import own_prompts
-from rlhf.files import write_output
+from rlhf.files import json_lines, write_output
 from rlhf.process.libraries import quiet_libraries
 from rlhf.rating.pairs import turns
 from rlhf.recipe import EVALUATE, PolicyLabel
@@ -112,7 +111,7 @@ def sample(
         say(f"{counted(answers.cut, 'prompt')} cut to the last {limit} tokens (evaluate.max_prompt_length)")
     if to is not None:
         rows = ({"step": 0, **row} for row in answers.rows)  # as a stage logs its samples
-        write_output(to, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_output(to, json_lines(rows))
         screen.OUT.print(f"{counted(len(lines), 'row')} written to {to}")
     if page is not None:
         report.write_answers(title, lines, page)

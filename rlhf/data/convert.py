@@ -14,7 +14,6 @@ the first bad answer to a prompt, then the second ones.
 Rows of two responses with a verdict become pairs too, without the ties.
 """
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -35,7 +34,7 @@ from rlhf.data.transcripts import begins_with_turn
 from rlhf.data.unread import refuse_unread
 from rlhf.data.verdicts import compared, preference
 from rlhf.errors import OptionError, UserError
-from rlhf.files import replacing, sha256
+from rlhf.files import json_lines, replacing, sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow
 from rlhf.terminal import counted
 
@@ -128,8 +127,8 @@ def write(rows: formats.ParsedRows, file: Path) -> int:
         raise UserError(f"{file}: JSON lines are written, and no {file.suffix[1:]}; give it a name that ends in .jsonl")
     if not converted:
         raise UserError(f"{file}: no row is left to write; `rlhf data check` says why")
-    with replacing(file) as temporary, temporary.open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in converted)
+    with replacing(file) as temporary:
+        temporary.write_text(json_lines(map(_plain, converted)), encoding="utf-8")
     return len(converted)
 
 

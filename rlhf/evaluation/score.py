@@ -1,6 +1,5 @@
 """Scores of items by a run's reward model: the model, the statistics of its scores, and their file."""
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from rlhf import stats
 from rlhf.data.parsing import parse_prompt
 from rlhf.data.rows import Message
 from rlhf.evaluation.score_items import Item
-from rlhf.files import JsonObject, write_output
+from rlhf.files import JsonObject, json_lines, write_output
 from rlhf.process import cuda
 from rlhf.recipe import EVALUATE, PRETRAIN, RM, SFT, PinnedRecipe, Rm
 from rlhf.run.directory import StageRun
@@ -163,7 +162,7 @@ def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
 
 def write(scored: Sequence[ScoredItem], reward_model: str, file: Path) -> None:
     """Write lines in the layout of a run's samples.jsonl, each with the hash of the reward model's weights."""
-    write_output(file, "".join(json.dumps(_line(row, reward_model), ensure_ascii=False) + "\n" for row in scored))
+    write_output(file, json_lines(_line(row, reward_model) for row in scored))
 
 
 def _line(row: ScoredItem, reward_model: str) -> JsonObject:

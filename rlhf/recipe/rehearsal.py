@@ -4,13 +4,12 @@ Lengths and batches are cut, a small model stands for the recipe's, and made row
 stays as the recipe has it: that is what a rehearsal tries.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.files import JsonObject
+from rlhf.files import JsonObject, json_lines
 from rlhf.recipe import PRETRAIN, TRAINING_STAGES, Changes, Evaluate, Recipe
 from rlhf.recipe.choices import RowKind
 from rlhf.recipe.schema import StageOptions
@@ -111,7 +110,7 @@ def write_rows(recipe: Recipe, file: Path) -> None:
     elif not any(options.model_scores for options in recipe.online().values()) and recipe.online():
         kind = "question"
     numbers = [(a, b) for a in range(1, LARGEST + 1) for b in range(1, LARGEST + 1)]
-    file.write_text("".join(json.dumps(_row(kind, a, b)) + "\n" for a, b in numbers), encoding="utf-8")
+    file.write_text(json_lines(_row(kind, a, b) for a, b in numbers), encoding="utf-8")
 
 
 def _row(kind: RowKind, a: int, b: int) -> JsonObject:

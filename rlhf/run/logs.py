@@ -1,10 +1,9 @@
 """The logs of a stage, one JSON object per line and step."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rlhf.files import append, finite, replacing, sync
+from rlhf.files import append, finite, json_lines, replacing, sync
 from rlhf.run import reader, records
 from rlhf.run.layout import FINDINGS, METRICS, SAMPLES, TELEMETRY
 
@@ -67,7 +66,6 @@ class Logs:
 def _keep_lines_until(file: Path, kind: type[records.LogLine], step: int, lines: int | None) -> None:
     """Drop the lines after `step`, and all but the first `lines` if given; the resumed run writes them again."""
     rows = reader.read_lines(file, kind)[:lines]
-    lines_to_keep = [json.dumps(row.plain(), ensure_ascii=False) + "\n" for row in rows if row.step <= step]
     with replacing(file) as temporary:
-        temporary.write_text("".join(lines_to_keep), encoding="utf-8")
+        temporary.write_text(json_lines(row.plain() for row in rows if row.step <= step), encoding="utf-8")
         sync(temporary)

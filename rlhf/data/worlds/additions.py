@@ -6,10 +6,11 @@
     demonstrations.jsonl  {"instruction", "output"}  for SFT, other questions; only where some are asked for
 """
 
-import json
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from rlhf.files import json_lines
 
 QUESTION = "What is {} + {}? Answer with the number only."
 
@@ -34,5 +35,4 @@ def write(directory: Path, *, seed: int, prompts: int, demonstrations: int, larg
     ]
     directory.mkdir(parents=True, exist_ok=True)
     for name, rows in zip(files(demonstrations), contents, strict=False):
-        with (directory / name).open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        (directory / name).write_text(json_lines(rows), encoding="utf-8")

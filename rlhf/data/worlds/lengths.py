@@ -3,9 +3,10 @@
 They go with the stand-in tokenizer (`tokenizer.source: words`), for which every number below is one token.
 """
 
-import json
 import random
 from pathlib import Path
+
+from rlhf.files import json_lines
 
 PROMPT_OVERHEAD = 3  # BOS and the two marks of a turn
 WORDS = 10_000  # fewer than any real vocabulary has
@@ -56,4 +57,4 @@ def write(file: Path, *, pairs: int, shape: str, longest: int, seed: int) -> Non
         prompt, chosen, rejected = rng.choice(table) if shape == "hh" else (longest + PROMPT_OVERHEAD, longest, longest)
         words = text(prompt - PROMPT_OVERHEAD)
         rows[words] = {"prompt": words, "chosen": text(chosen), "rejected": text(rejected)}
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows.values()), encoding="utf-8")
+    file.write_text(json_lines(rows.values()), encoding="utf-8")

@@ -13,10 +13,11 @@ the text of a question; a result is asked for in several wordings, so that the s
     prompts.jsonl         {"prompt", "answer"}       every question once, for RLOO and GRPO
 """
 
-import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+from rlhf.files import json_lines
 
 FILES = ("documents.jsonl", "demonstrations.jsonl", "pairs.jsonl", "prompts.jsonl")
 FORMS = {
@@ -80,6 +81,6 @@ def write(
     )
     prompt_rows = ({"prompt": question, "answer": right} for question, right in answers)
     directory.mkdir(parents=True, exist_ok=True)
-    for name, rows in zip(FILES, (texts, demonstration_rows, preference_rows, prompt_rows), strict=True):
-        with (directory / name).open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    contents: list[Iterable[Mapping[str, object]]] = [texts, demonstration_rows, preference_rows, prompt_rows]
+    for name, rows in zip(FILES, contents, strict=True):
+        (directory / name).write_text(json_lines(rows), encoding="utf-8")

@@ -30,9 +30,7 @@ turn. The question as worded and framed is held out; the facts behind it occur o
 """
 
 import functools
-import json
 import math
-import os
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -63,6 +61,7 @@ from rlhf.data.worlds.toy_texts import (
     WRITER,
     Manner,
 )
+from rlhf.files import json_lines, replacing
 
 CORPUS, PAIRS, DEMONSTRATIONS = "corpus.jsonl", "pairs.jsonl", "demonstrations.jsonl"
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
@@ -425,10 +424,5 @@ def write(
     directory.mkdir(parents=True, exist_ok=True)
     makers = {CORPUS: corpus_rows, PAIRS: pair_rows, DEMONSTRATIONS: demonstration_rows}
     for name in files(demonstrations):
-        unfinished = directory / f".{name}.{os.getpid()}.tmp"
-        try:
-            with unfinished.open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(json.dumps(row) + "\n" for row in makers[name]())
-            os.replace(unfinished, directory / name)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with replacing(directory / name) as unfinished:
+            unfinished.write_text(json_lines(makers[name]()), encoding="utf-8")
