@@ -13,17 +13,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
-from rlhf.models import records
 from rlhf.models import weights as stored
 from rlhf.models.folders import share_weights
-from rlhf.models.loading import base_name, conversion_of
+from rlhf.models.loading import base_name
 from rlhf.models.precision import Model, computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
 from rlhf.process import distributed
 from rlhf.recipe import BaseSpec, Lora
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 
-README = "README.md"  # the name under which a hub shows it
 ModelT = TypeVar("ModelT", bound=Model)
 # Names that peft takes for layers of experts, in its map of models whose experts became one tensor.
 EXPERT_LAYERS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
@@ -147,20 +145,3 @@ def save_adapter(
         config["target_modules"].sort()
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     share_weights(folder / ADAPTER_CONFIG)
-    if conversion := conversion_of(spec):
-        (folder / README).write_text(_readme(conversion), encoding="utf-8")
-
-
-def _readme(conversion: records.Conversion) -> str:
-    """Return the page beside an adapter whose base is a folder of this machine's cache, which names no place."""
-    return f"""# A LoRA adapter
-
-`{ADAPTER_CONFIG}` names its base by a folder of the cache of the machine that trained it. The base was converted from a
-GGUF file (SHA-256 `{conversion.sha256}`, licence: {conversion.licence}). On another machine `rlhf fetch` with the
-recipe converts the file again and prints the folder, here `BASE`:
-
-    base = AutoModelForCausalLM.from_pretrained("BASE")
-    model = PeftModel.from_pretrained(base, "this folder")
-
-`rlhf run merge` writes one checkpoint of base and adapter, which needs no other folder.
-"""

@@ -7,7 +7,7 @@ samples.jsonl     prompts and responses
 findings.jsonl    what checks found, once each, with advice
 judged.jsonl      marks that the reward `judge` was given, with their tokens; none is asked for twice
 checkpoints/step-000200/   complete or absent: renamed when complete, with a hash of every file
-adapter/          the result in peft's format (`model/` for pretrain and merge)
+adapter/          the result in peft's format (`model/` for pretrain and merge), with a page about it (card.py)
 member-2/         the second member of an ensemble of reward models: adapter, logs and checkpoints; then member-3 …
 summary.json      the last file; its presence means that the stage is done
 """

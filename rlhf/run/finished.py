@@ -21,6 +21,7 @@ from rlhf.run import reader, records
 from rlhf.run.layout import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    CARD,
     MANIFEST,
     MEMBER,
     MODEL,
@@ -148,8 +149,9 @@ def result_files(path: Path) -> list[Path]:
 
 
 def _results(path: Path) -> list[Path]:
-    """Return the files of a stage's adapter or model."""
-    return [file for folder in RESULT_FOLDERS for file in path.glob(f"{folder}/*") if file.is_file()]
+    """Return the files of a stage's adapter or model, without the page about it."""
+    files = [file for folder in RESULT_FOLDERS for file in path.glob(f"{folder}/*")]
+    return [file for file in files if file.is_file() and file.name != CARD]
 
 
 def member_folder(folder: Path, number: int) -> Path:

@@ -10,5 +10,6 @@ REMAKING = ".new"  # folder in a run's of stages that are made anew beside their
 ADAPTER, MODEL = "adapter", "model"  # folders
 MEMBER = "member-{}"  # folders of the members of an ensemble of reward models but the first, from 2
 RESULT_FOLDERS = (ADAPTER, MODEL, f"{MEMBER.format('*')}/{ADAPTER}")  # patterns
+CARD = "README.md"  # in a result's folder, about it and no part of it (rlhf/run/card.py)
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # names of peft
 ADAPTER_WEIGHTS = f"{ADAPTER}/{ADAPTER_FILE}"  # in the summary's hashes

@@ -32,6 +32,7 @@ from rlhf.recipe import (
     parents,
     shape,
 )
+from rlhf.run import card
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import follow_base, verified
@@ -111,7 +112,10 @@ def execute(
             tracking.check(report_to)
             with quiet_libraries():
                 result, predicted = _prepare_and_run(run, bool(resume), report_to, preflight, stop_on)
-            return Executed(run.finish(result.metrics, result.costs, predicted), result, run.path)
+            summary = run.finish(result.metrics, result.costs, predicted)
+            if run.is_main:
+                card.write(run.run_directory)
+            return Executed(summary, result, run.path)
 
 
 def check_section(loaded: PinnedRecipe, stage: StageName) -> None:

@@ -18,10 +18,11 @@ from rlhf.evaluation import compare
 from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import StageRun
-from rlhf.run.finished import read_manifest
+from rlhf.run.evidence import gains_over_start
+from rlhf.run.finished import read_manifest, read_summary
 from rlhf.run.logs import Logs
 from rlhf.run.records import Record, Settings
-from tests.helpers import Crash, content_of, crash, run_stages, small, undefined_metrics
+from tests.helpers import Crash, content_of, crash, not_none, run_stages, small, undefined_metrics
 from tests.lines import read_intact_lines
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
@@ -93,6 +94,14 @@ def test_the_merged_model_is_base_plus_adapter(chain):
     assert (merged - expected).abs().max() < 1e-4
     assert (bare - expected).abs().max() > 1e-3
     assert '"\\n\\nHuman: "' in (root / "merge/Modelfile").read_text()
+
+
+def test_the_page_of_a_result_has_the_gain_that_was_evaluated(chain):
+    root = chain / "cpu-tiny/v1"
+    gain = gains_over_start({"evaluate": not_none(read_summary(root / "evaluate"))})[0]
+    assert gain.stage == "ppo"
+    for page in (root / "ppo/adapter/README.md", root / "merge/model/README.md"):
+        assert f"{gain.end:.4g} after; {gain.in_words()}\n" in page.read_text()
 
 
 @pytest.mark.slow

@@ -18,9 +18,9 @@ from rlhf.data import tokenize
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.models import adapters, gguf, loading, wheels
+from rlhf.models import gguf, loading, wheels
 from rlhf.new.model import read_model
-from rlhf.recipe import BaseSpec, Lora, Model, Tokenizer
+from rlhf.recipe import BaseSpec, Model, Tokenizer
 from rlhf.recipe.schema_model import PackageFile
 
 writer = pytest.importorskip("gguf")
@@ -240,17 +240,6 @@ def test_an_interrupted_conversion_is_made_again_and_a_changed_one_refused(file)
     (folder / "model.safetensors").write_bytes(b"half")
     with pytest.raises(UserError, match=r"model\.safetensors has changed since it was converted: delete"):
         gguf.converted(file)
-
-
-def test_an_adapter_on_a_converted_file_says_how_another_machine_finds_its_base(file, tmp_path):
-    local = Model(source="local", name=str(file), dtype="float32")
-    spec = BaseSpec(local, Tokenizer(source="local", name=str(file), template="chat"))
-    base = loading.load_base(spec, torch.device("cpu"))
-    lora = Lora(r=2, lora_alpha=2, lora_dropout=0.0, target_modules="all-linear")
-    adapters.save_adapter(adapters.new_adapter(base, lora), spec, tmp_path / "adapter")
-    page = (tmp_path / "adapter/README.md").read_text()
-    assert sha256(file) in page and "`rlhf fetch`" in page
-    assert str(tmp_path) not in page and str(gguf.converted(file)) not in page, "the same bytes everywhere"
 
 
 # -- packages --------------------------------------------------------------------------------------------------------

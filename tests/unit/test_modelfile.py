@@ -3,6 +3,7 @@
 import json
 import re
 from itertools import product
+from typing import get_args
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -10,14 +11,17 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from rlhf.data import modelfile
-from rlhf.data.rows import Message
+from rlhf.data.rows import Message, MessageRole
 from rlhf.data.tokenize import BOS, EOS, PAD, DialogueTokenizer, chat_text, train
 from rlhf.errors import UserError
+from rlhf.recipe.choices import Template
 from tests.unit.published_templates import PUBLISHED
 
 SAID = ("What is 2 + 2?", "two\nlines", '"{{ .X }}" <b>', "日本語 🙂 \\n")
-ROLES = [
-    (*system, "user", *["assistant", "user"] * turns) for system, turns in product([(), ("system",)], [0, 1, 2, 5])
+TURN: tuple[MessageRole, MessageRole] = ("assistant", "user")
+SYSTEM: tuple[tuple[MessageRole, ...], ...] = ((), ("system",))
+ROLES: list[tuple[MessageRole, ...]] = [
+    (*system, "user", *TURN * turns) for system, turns in product(SYSTEM, [0, 1, 2, 5])
 ]
 CONVERSATIONS = [
     [Message(role, SAID[(place + number) % len(SAID)]) for place, role in enumerate(roles)]
@@ -30,7 +34,7 @@ FRAGMENT = re.compile(
 )
 
 
-def tokenizer(template: str | None, kind: str = "chat", adds_bos: bool = False) -> DialogueTokenizer:
+def tokenizer(template: str | None, kind: Template = "chat", adds_bos: bool = False) -> DialogueTokenizer:
     raw = train(["Hello, what is it? Two words and more."], 300)
     raw.chat_template = template
     if adds_bos:
@@ -67,7 +71,7 @@ def fragments(text: str) -> modelfile.Between:
 @pytest.mark.parametrize("adds_bos", [False, True])
 @pytest.mark.parametrize("name", [*PUBLISHED, "hh", "plain"])
 def test_the_text_of_every_conversation_is_that_of_the_chat_template(name, adds_bos):
-    kind = name if name in ("hh", "plain") else "chat"
+    kind: Template = name if name in get_args(Template) else "chat"
     template = f"{{{{ bos_token }}}}{PUBLISHED[name].jinja}" if name in PUBLISHED else None
     made = tokenizer(template, kind, adds_bos)
     text = modelfile.modelfile(made, SAMPLING)
