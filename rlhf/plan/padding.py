@@ -66,12 +66,13 @@ def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows
 def joins_rows(recipe: Recipe, stage: TrainingName, phase: str) -> bool:
     """Return whether a phase of a stage computes no padding (rlhf/models/lean/packed.py).
 
-    The trainer of reward models wants the states of whole rows. Prompts that are sampled are padded, and so are
-    held-out rows of trainers, which the library's layers read.
+    The trainer of reward models wants the states of whole rows. Held-out rows of trainers are padded, because the
+    library's layers read them, and so are prompts that are sampled with weights in 4 bits.
     """
     hardware = recipe.hardware
+    samples = stage in recipe.online() and recipe.model.quantization == "none"
     return (
-        phase in ("train", "score", "update")
+        phase in ("train", "score", "update", *(("rollout/prefill", "evaluate") if samples else ()))
         and hardware.trunk == "lean"
         and hardware.device == "cuda"
         and recipe.model.dtype != "float32"

@@ -44,14 +44,6 @@ class TimeFactors(NamedTuple):
     launch: float
 
 
-class Shares(NamedTuple):
-    """The shares of the nominal bandwidth with which decoding reads."""
-
-    least: float
-    usual: float
-    most: float
-
-
 # Fitted to 29 timed runs on an L40S and an A100 (studies/outside/speed.py; a test repeats the fit from the record).
 CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
@@ -62,8 +54,7 @@ SPREAD = (0.8, 1.5)
 # 108 in each of 32 lean ones, which launch fewer from as much Python. None of the runs above waited for its host.
 HOST_LAUNCH: dict[Trunk, float] = {"library": 25e-6, "lean": 38e-6}
 WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once
-# Assumed: no timed run decodes as rlhf/rollout/library_decoding.py does, with captured steps.
-DECODING = Shares(least=0.2, usual=0.5, most=0.7)
+REHEARSED_DECODING = 2  # steps of each batch that is decoded in a rehearsal
 
 
 def basis() -> JsonObject:
@@ -72,7 +63,6 @@ def basis() -> JsonObject:
         "training": CALIBRATED._asdict(),
         "training_interval": list(SPREAD),
         "host_seconds_of_a_launch": {str(trunk): seconds for trunk, seconds in HOST_LAUNCH.items()},
-        "decoding_share_of_bandwidth": DECODING._asdict(),
     }
 
 
@@ -102,10 +92,11 @@ class PhaseWork(NamedTuple):
 
 
 class StageWork(NamedTuple):
-    """What a whole stage does: its phases but for decoding, and the bytes that are read while it decodes."""
+    """What a whole stage does: its phases but for decoding, and what that reads and launches."""
 
     phases: Sequence[PhaseWork]
     decoded_bytes: float
+    decoded_launches: float = 0.0  # by the card itself, where a step is a captured graph
 
     @property
     def flops(self) -> float:
@@ -127,15 +118,10 @@ class StageWork(NamedTuple):
         return Projected(seconds, *(factor * seconds for factor in SPREAD))
 
     def projected(self, card: cards.Rates) -> Projected:
-        """Return seconds at the calibrated rates; decoding at a share of the bandwidth that is assumed."""
-        computing = sum(phase.seconds(card) for phase in self.phases)
-        _, reading = card.seconds(0, self.decoded_bytes)
-        faster, slower = SPREAD
-        return Projected(
-            computing + reading / DECODING.usual,
-            computing * faster + reading / DECODING.most,
-            computing * slower + reading / DECODING.least,
-        )
+        """Return seconds at the calibrated rates. For decoding they are those of reading and of launches alone."""
+        decoding = step_seconds(0, self.decoded_bytes, self.decoded_launches, card)
+        seconds = sum(phase.seconds(card) for phase in self.phases) + decoding
+        return Projected(seconds, *(factor * seconds for factor in SPREAD))
 
 
 def step_seconds(
@@ -157,11 +143,12 @@ def stage_work(
         return None
     options = recipe.training_section(stage)
     times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
-    decoded = 0.0
+    decoded = launched = 0.0
     if any(name.endswith("decode") for name in predicted.phases):
         longest = (recipe.evaluate if isinstance(options, Dialogues) else options).max_prompt_length
         step = decoding_step_bytes(recipe, stage, mean_prompt(recipe, longest, rows), predicted, rows)
-        decoded = _decoding_steps(recipe, stage, rows, evaluated) * step
+        taken = _decoding_steps(recipe, stage, rows, evaluated)
+        decoded, launched = taken * step, taken * launches_of_a_decoding_step(recipe, stage, predicted)
     repeated = [(name, predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
     if evaluated:
         repeated += [("evaluate", work, n) for work, n in _evaluations(recipe, stage, predicted, rows)]
@@ -171,7 +158,7 @@ def stage_work(
         # A kernel is launched for short rows as for long ones.
         trunk = recipe.hardware.trunk
         phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n, trunk))
-    return StageWork(phases, decoded)
+    return StageWork(phases, decoded, launched)
 
 
 def optimizer_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None = None) -> int | None:
@@ -356,6 +343,21 @@ def decoding_step_bytes(
     decoding = predicted.phases.get("rollout") or predicted.phases["evaluate/decode"]
     held = decoding.components.get("base", 0) + decoding.components.get("quantization", 0)
     return held - (0 if shape.tie_word_embeddings else matrix) + cached
+
+
+def launches_of_a_decoding_step(recipe: Recipe, stage: TrainingName, predicted: PredictedStage) -> float:
+    """Return the operations that a mean decoding step of a stage launches, from those of its rehearsal.
+
+    Those of PPO, RLOO and GRPO are steps of their rollouts; others sample before and after training.
+    """
+    options = recipe.training_section(stage)
+    if isinstance(options, Dialogues):
+        phase, batches, response = "evaluate/decode", 2, recipe.evaluate.response_length
+    else:
+        phase, response = "rollout/decode", options.response_length
+        batches = REHEARSED_STEPS * math.ceil(options.batch_size / options.rollout_batch_size)
+    rehearsed = batches * min(REHEARSED_DECODING, response - 1)
+    return predicted.phases[phase].work.launched / rehearsed if rehearsed and phase in predicted.phases else 0.0
 
 
 def cached_slots(recipe: Recipe, prompt: float, response: int) -> float:
