@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from peakmem.allocator import MIB, OutOfMemory
-from peakmem.events import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event
+from peakmem.events import BEGIN, CAPTURE, CAPTURE_INTO, CAPTURED, DROPPED, EMPTIED, PRODUCT, Event, Reserved
 from peakmem.replaying import TIGHT, replay
 
 ROOM = 2 << 30  # bytes that a capture wants to find
@@ -126,6 +126,30 @@ def test_a_captured_step_has_memory_of_its_own():
     events.make(1)
     again = replay(events.recorded, **rare, capacity=ROOM)["again"]
     assert again.reserved == (20 + 2 + 2) * MIB, "a page for the new workspace, two for a byte in each pool"
+
+
+def test_graphs_with_one_pool_keep_what_the_largest_needs():
+    """80 MiB and two workspaces, also where decoding drops a graph of its own; a smaller one fits in.
+
+    The most of the card is needed when both pools are full, although no more is allocated than before.
+    """
+    events = Events()
+    events.mark(BEGIN, "update")
+    events.release(events.make(60 * MIB))
+    for size in (80, 40):
+        events.mark(f"{CAPTURE_INTO}updates")
+        events.release(events.make(size * MIB))
+        events.mark(CAPTURED)
+    events.release(events.make(60 * MIB))
+    events.mark(CAPTURE)
+    events.mark(CAPTURED)
+    events.mark(DROPPED)
+    events.mark(EMPTIED)
+    events.mark(BEGIN, "after")
+    events.make(20 * MIB)
+    reserved = replay(events.recorded, expandable=True, workspace=10 * MIB)
+    assert reserved["update"] == Reserved(100 * MIB, (100 + 60) * MIB, (100 + 60) * MIB)
+    assert reserved["after"].reserved == (100 + 20) * MIB
 
 
 def test_dropped_graphs_return_their_memory_at_every_eighth_capture():

@@ -11,12 +11,12 @@ length.
 import math
 from collections.abc import Sequence
 from statistics import mean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from peakmem import cards
 from rlhf.files import JsonObject
 from rlhf.plan.own_rows import Rows
-from rlhf.plan.padding import mean_prompt, share_of_longest
+from rlhf.plan.padding import joins_rows, mean_prompt, share_of_longest
 from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, PredictionError, Work
 from rlhf.plan.weights import (
     ADAPTER_BYTES,
@@ -34,6 +34,7 @@ from rlhf.recipe.model_types import TESTED
 from rlhf.recipe.stages import FEW_SAMPLES
 
 SECONDS_PER_HOUR = 3600
+Host = Trunk | Literal["captured"]  # whose operations the host launches: of a trunk, or of graphs
 
 
 class TimeFactors(NamedTuple):
@@ -52,7 +53,9 @@ SPREAD = (0.8, 1.5)
 # Seconds of the host for an operation that launches a kernel, forward and backward, by trunk. Measured beside an H200
 # (docs/internals.md), for a micro-batch of SFT: 0.177 s for 6,955 operations of the library's layers, and 0.132 s for
 # 108 in each of 32 lean ones, which launch fewer from as much Python. None of the runs above waited for its host.
-HOST_LAUNCH: dict[Trunk, float] = {"library": 25e-6, "lean": 38e-6}
+# An operation of a captured pass, with all that is copied before a replay: estimated, not measured, as 4 ms for a
+# micro-batch of h100-mistral-7b v4.
+HOST_LAUNCH: dict[Host, float] = {"library": 25e-6, "lean": 38e-6, "captured": 1e-6}
 WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once
 REHEARSED_DECODING = 2  # steps of each batch that is decoded in a rehearsal
 
@@ -62,7 +65,7 @@ def basis() -> JsonObject:
     return {
         "training": CALIBRATED._asdict(),
         "training_interval": list(SPREAD),
-        "host_seconds_of_a_launch": {str(trunk): seconds for trunk, seconds in HOST_LAUNCH.items()},
+        "host_seconds_of_a_launch": {str(host): seconds for host, seconds in HOST_LAUNCH.items()},
     }
 
 
@@ -83,12 +86,12 @@ class PhaseWork(NamedTuple):
     flops: float
     moved: float  # bytes that operations other than products read and write
     launched: float  # operations that launch a kernel
-    trunk: Trunk = "library"  # whose layers launch them
+    host: Host = "library"  # what launches them
 
     def seconds(self, card: cards.Rates) -> float:
         """Return seconds at the calibrated rates, or those of the host where the card waits for it."""
         on_card = step_seconds(self.flops, self.moved, self.launched, card)
-        return max(on_card, self.launched * HOST_LAUNCH[self.trunk])
+        return max(on_card, self.launched * HOST_LAUNCH[self.host])
 
 
 class StageWork(NamedTuple):
@@ -156,9 +159,16 @@ def stage_work(
     for name, work, n in repeated:
         share = share_of_longest(recipe, stage, name, rows)  # of the tokens with which the work was rehearsed
         # A kernel is launched for short rows as for long ones.
-        trunk = recipe.hardware.trunk
-        phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n, trunk))
+        host: Host = "captured" if _is_captured(recipe, stage, name) else recipe.hardware.trunk
+        phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n, host))
     return StageWork(phases, decoded, launched)
+
+
+def _is_captured(recipe: Recipe, stage: TrainingName, phase: str) -> bool:
+    """Return whether a phase replays captured passes (rlhf/stages/online/captured.py)."""
+    if phase != "update" or not recipe.hardware.update_graphs or recipe.hardware.count > 1:
+        return False
+    return joins_rows(recipe, stage, phase) and recipe.online()[stage].differs_in_each_update is None
 
 
 def optimizer_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None = None) -> int | None:

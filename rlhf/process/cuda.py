@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import UserError
 from rlhf.process.sizes import size_in_bytes
@@ -80,23 +80,26 @@ def compute_deterministically(warn_only: bool) -> None:
 
 
 @contextmanager
-def capturing(graph: "torch.cuda.CUDAGraph") -> Iterator[None]:
+def capturing(graph: "torch.cuda.CUDAGraph", shares: bool = False, pool: Any = None) -> Iterator[None]:
     """Capture what the block launches on the current device as a graph.
+
+    A graph that `shares` its memory takes that of others, `pool`, of which none may have been dropped. Such graphs are
+    few, large and kept: the allocator's cache is emptied before each.
 
     torch.cuda.graph does this too, but first waits for the device and empties the allocator's cache: what comes after
     would ask the driver for gigabytes again. While it captures, the allocator cannot release its cache. So it is
-    emptied here only where `CAPTURE_ROOM` and `EMPTIED_EVERY` ask for it.
+    emptied for any other graph only where `CAPTURE_ROOM` and `EMPTIED_EVERY` ask for it.
     """
     import torch
 
-    if next(_captures) % EMPTIED_EVERY == 0 or _room() < CAPTURE_ROOM:
+    if shares or next(_captures) % EMPTIED_EVERY == 0 or _room() < CAPTURE_ROOM:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     stream, current = _capture_stream(), torch.cuda.current_stream()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are not errors.
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             yield
         finally:

@@ -55,7 +55,7 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
     if EVALUATE in relevant and stage != EVALUATE:
         for key in ("num_samples", "unrelated"):  # a training stage samples one answer, and its own prompts
             relevant[EVALUATE].pop(key)
-    for key in ("count", "engine", "deterministic", "trunk"):
+    for key in ("count", "engine", "deterministic", "trunk", "update_graphs"):
         relevant["hardware"].pop(key)  # affects only rounding: a run may continue with another
     for name in (name for name in ONLINE if relevant.get(name)):
         relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing

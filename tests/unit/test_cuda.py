@@ -172,7 +172,7 @@ class Recorder:
     def __init__(self) -> None:
         self.called: list[str] = []
 
-    def capture_begin(self, capture_error_mode: str) -> None:
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
         self.called.append(f"begin {capture_error_mode}")
 
     def capture_end(self) -> None:

@@ -1,5 +1,7 @@
 """Operations of a layer in the passes of an update, which a card's host must launch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from rlhf.plan.rehearsal.short_runs import rehearsal_changes
 from rlhf.plan.rehearsal.update_pass import update_passes
 from rlhf.recipe import Ppo
 from rlhf.run.directory import StageRun
+from rlhf.stages.online import captured
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.ppo import Batch, Learner
 
@@ -62,11 +65,15 @@ def test_adapters_that_are_cast_at_each_use_are_seen(monkeypatch):
     assert {name: after[name] - before[name] for name in before} == dict.fromkeys(before, inputs)
 
 
-def test_a_micro_batch_of_an_update_waits_for_the_device_only_for_its_statistics(tmp_path):
-    """The host reads no number of the device, and knows how many tokens count, between a pass and its backward pass."""
+def test_a_captured_pass_holds_nothing_that_a_capture_refuses(tmp_path, monkeypatch):
+    """The host reads no number of the device and copies none to it, and no shape depends on one.
+
+    So it is for the shapes of the largest micro-batch and for those of a smaller one.
+    """
     changed = LEAN.with_changes(rehearsal_changes(LEAN.recipe, 2))
     options = changed.recipe.options(Ppo)
     recorder = decoding_step._Recorder(**arguments(changed.recipe))
+    made: list[list[decoding_step.Operation]] = []
     with recorder:
         shared = decoding_step.rehearsed_roles(StageRun(tmp_path, changed, "ppo"), options, lean=True)
         head = shared.add_value_head()
@@ -76,9 +83,19 @@ def test_a_micro_batch_of_an_update_waits_for_the_device_only_for_its_statistics
         tensors |= {"sampling_weights": None, "over_cap": None, "scores": of_rows, "shaped_scores": of_rows}
         batch = Batch(rollout=rollout, **tensors)
         learner = Learner(shared, options, ScoreNorm(), [*head.parameters()])
-        for add in (learner._add_policy_gradient, learner._add_critic_gradient):
-            with shared.role("policy"), recorder.recording(shared.base.get_decoder()) as operations:
-                add(batch.rows(torch.tensor([2, 0])), torch.tensor(400, device=META))
-            assert len(operations) > 100
-            kinds = {decoding_step.HOST_READ, decoding_step.DYNAMIC_SHAPE}
-            assert not [op.name for op in operations if op.unsafe in kinds]
+
+        @contextmanager
+        def recording(*_: Any, **__: Any) -> Iterator[None]:
+            with recorder.recording(shared.base.get_decoder()) as operations:
+                yield
+            made.append(operations)
+
+        monkeypatch.setattr(captured, "capturing", recording)
+        learner.state.capture_passes(True)
+        count = torch.tensor(400, device=META)
+        with shared.role("policy"):
+            for rows in ([2, 0], [3, 1], [3, 1]):
+                learner.state.add_gradient(learner._add_policy_gradient, batch.rows(torch.tensor(rows)), count, True)
+            learner.state.add_gradient(learner._add_critic_gradient, batch.rows(torch.tensor([2, 0])), count)
+    assert len(made) == 3 and min(map(len, made)) > 100 and not [op for each in made for op in each if op.unsafe]
+    assert learner.state.captured and learner.state.captured._works and len(learner.state.captured._checked) == 1

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf.data.batch import on_device
 from rlhf.models.lean.layouts import Layout
-from rlhf.models.lean.packed import Packed, Piece
+from rlhf.models.lean.packed import Packed, Piece, places_of
 from rlhf.models.spans import attention_of_spans, spans
 
 
@@ -26,7 +26,8 @@ class JoinedPrompts(Packed):
     in_place = True
 
     def __init__(self, tables: tuple[Tensor, Tensor], width: int, lengths: Sequence[int], copies: int, room: int):
-        super().__init__(tables, width, [Piece(row, 0, length, 1) for row, length in enumerate(lengths)])
+        pieces = [Piece(row, 0, length, 1) for row, length in enumerate(lengths)]
+        super().__init__(tables, places_of(width, pieces).to(tables[0].device))
         self.rows, self.slots = copies * len(lengths), max(lengths) + room
         places = [
             torch.cat([(row * copies + copy) * self.slots + torch.arange(n) for row, n in enumerate(lengths)])

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf.data.batch import Lengths, on_device
+from rlhf.data.batch import Lengths, Places
 from rlhf.models import flash
 from rlhf.models.flash import flash_attention
 from rlhf.models.lean.layouts import Layout
@@ -34,34 +34,28 @@ class Piece(NamedTuple):
     prompt: int | None = None  # the number of the piece before which these tokens stand in their own row
 
 
-class Packed(Layout):
-    """Pieces of rows of `width` ids, joined into one row of tokens (1, N). A token attends to those before it.
+class Sizes(NamedTuple):
+    """What joined rows have in all."""
 
-    `tables` as in `LeanTrunk._rotary`. The states of the M selected tokens are needed.
+    tokens: int
+    selected: int
+    keys: int  # 0: the tokens themselves, where no prompt is shared
+
+
+class Packed(Layout):
+    """Pieces of rows of ids, joined into one row of tokens (1, N). A token attends to those before it.
+
+    `tables` as in `LeanTrunk._rotary`, `places` on their device. The states of the M selected tokens are needed.
     """
 
-    def __init__(self, tables: tuple[Tensor, Tensor], width: int, pieces: Sequence[Piece]):
+    def __init__(self, tables: tuple[Tensor, Tensor], places: Places):
         cos, sin = tables
-        borders = _borders(piece.end - piece.start for piece in pieces)
-        own = [torch.arange(*border) for border in pairwise(borders)]  # of each piece, its tokens in the joined row
-        of_prompts = [own[0][:0] if piece.prompt is None else own[piece.prompt] for piece in pieces]
-        keys = [torch.cat(parts) for parts in zip(of_prompts, own, strict=True)]
-        places = [
-            torch.cat([torch.arange(p.row * width + p.start, p.row * width + p.end) for p in pieces]),
-            torch.cat([torch.arange(p.start, p.end) for p in pieces]),
-            torch.cat([tokens[-p.selected :] for p, tokens in zip(pieces, own, strict=True)]),
-            *([torch.cat(keys)] if any(p.prompt is not None for p in pieces) else []),
-        ]
-        parts = on_device(torch.cat(places), cos.device).split([*map(len, places)])
-        self.tokens, self.positions, self.at, *copied = parts
-        self.keys = copied[0] if copied else None  # of all pieces one after the other, if they are not the tokens
+        self.tokens, self.positions, self.at, keys, _ = places.numbers.split(places.counts)
+        self.keys = keys if len(keys) else None  # of all pieces one after the other, if they are not the tokens
         self.rotary = cos[self.positions][None], sin[self.positions][None]
         self.selected_rotary = self.selected(self.rotary[0]), self.selected(self.rotary[1])
-        counts = [[p.selected for p in pieces], [*map(len, keys)]]
-        bounds = on_device(torch.tensor([borders, *map(_borders, counts)], dtype=torch.int32), cos.device)
-        self.bounds, self.selected_bounds, self.key_bounds = bounds.unbind()
-        self.longest = max(map(len, own))
-        self.longest_selected, self.longest_keys = map(max, counts)
+        self.bounds, self.selected_bounds, self.key_bounds = places.bounds.unbind()
+        self.longest, self.longest_selected, self.longest_keys = places.longest
 
     def join(self, x: Tensor) -> Tensor:
         """Return the tokens' ids or states (1, N, …), of x (B, T, …)."""
@@ -117,6 +111,62 @@ def pieces_of(lengths: Lengths) -> tuple[list[Piece], Tensor]:
         else:
             slots[row] = last
     return pieces, slots
+
+
+def places_of(width: int, pieces: Sequence[Piece], slots: Tensor | None = None, keys: int = 0) -> Places:
+    """Return where the tokens of pieces of rows of `width` ids lie, on the host. `slots` as in `pieces_of`.
+
+    Tokens of a piece behind the end of its row are the row's last one. The last piece also gets keys that it does not
+    have, up to `keys` of all.
+    """
+    borders = _borders(piece.end - piece.start for piece in pieces)
+    own = [torch.arange(*border) for border in pairwise(borders)]  # of each piece, its tokens in the joined row
+    none = own[0][:0]
+    of_prompts = [none if piece.prompt is None else own[piece.prompt] for piece in pieces]
+    read = [torch.cat(parts) for parts in zip(of_prompts, own, strict=True)]
+    read[-1] = F.pad(read[-1], (max(0, keys - sum(map(len, read))), 0))
+    positions = [torch.arange(p.start, p.end).clamp(max=width - 1) for p in pieces]
+    numbers = [
+        torch.cat([p.row * width + place for p, place in zip(pieces, positions, strict=True)]),
+        torch.cat(positions),
+        torch.cat([tokens[-p.selected :] for p, tokens in zip(pieces, own, strict=True)]),
+        torch.cat(read) if any(p.prompt is not None for p in pieces) else none,
+        none if slots is None else slots.flatten(),
+    ]
+    lengths = [[*map(len, own)], [p.selected for p in pieces], [*map(len, read)]]
+    bounds = torch.tensor([*map(_borders, lengths)], dtype=torch.int32)
+    return Places(torch.cat(numbers), bounds, tuple(map(len, numbers)), tuple(map(max, lengths)))
+
+
+def sizes_of(pieces: Sequence[Piece]) -> Sizes:
+    """Return what the joined pieces have."""
+    lengths = [piece.end - piece.start for piece in pieces]
+    shared = sum(lengths[piece.prompt] for piece in pieces if piece.prompt is not None)
+    tokens = sum(lengths)
+    return Sizes(tokens, sum(piece.selected for piece in pieces), shared and tokens + shared)
+
+
+def rounded_up(sizes: Sizes, multiple: int) -> Sizes:
+    """Return sizes in multiples, to which one more piece fills joined rows: `filled_places`."""
+
+    def up(count: int) -> int:
+        return -(-count // multiple) * multiple
+
+    selected = up(sizes.selected + 1)
+    tokens = up(sizes.tokens + selected - sizes.selected)
+    return Sizes(tokens, selected, sizes.keys and up(sizes.keys + tokens - sizes.tokens))
+
+
+def filled_places(width: int, pieces: Sequence[Piece], slots: Tensor, sizes: Sizes) -> Places:
+    """Return `places_of` pieces and of one more, which makes them as large as `sizes`.
+
+    What is computed for that piece is never read. Shapes, and all that a kernel gets from the host, then depend on
+    `sizes` and on the number of pieces alone.
+    """
+    real = sizes_of(pieces)
+    filler = Piece(0, 0, sizes.tokens - real.tokens, sizes.selected - real.selected)
+    places = places_of(width, [*pieces, filler], slots, sizes.keys)
+    return places._replace(longest=(sizes.tokens, sizes.selected, sizes.keys or sizes.tokens))
 
 
 def whole_rows(last: Tensor) -> list[Piece]:

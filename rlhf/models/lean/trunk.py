@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from rlhf.data.batch import Rollout, on_device
+from rlhf.data.batch import Places, Rollout
 from rlhf.models import flash, spans
 from rlhf.models.lean import packed
 from rlhf.models.lean.fused_linear import (
@@ -43,7 +43,7 @@ from rlhf.models.lean.fused_linear import (
 from rlhf.models.lean.growing import GrowingRows, JoinedPrompts
 from rlhf.models.lean.layouts import DecodingLayout, Layout, PrefillLayout, Sequences, SharedPrompts
 from rlhf.models.lean.limits import check_length, check_supported
-from rlhf.models.lean.packed import PACKS_BY_DEVICE, Packed, Piece, pieces_of, whole_rows
+from rlhf.models.lean.packed import PACKS_BY_DEVICE, Packed, pieces_of, places_of, whole_rows
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
 from rlhf.recipe import Role
@@ -104,6 +104,15 @@ class LeanTrunk:
             if not self.merges:
                 self._merged.pop(role, None)
 
+    @contextmanager
+    def casting_anew(self, role: str) -> Iterator[None]:
+        """Cast the adapters of an open block of `merging` here too: what captures this block captures the casts."""
+        before, self._linears[role] = self._linears[role], self._cast_adapters(role)
+        try:
+            yield
+        finally:
+            self._linears[role] = before
+
     @property
     def first_adapted_layer(self) -> int:
         """Return the number of the first layer that has an adapter, of any role; the number of layers without one."""
@@ -120,7 +129,7 @@ class LeanTrunk:
         check_length(self.base.config, ids.shape[1])
         if last is not None and self.packs:
             pieces = [piece._replace(selected=piece.end) for piece in whole_rows(last)]
-            layout = Packed(self._rotary(ids.shape[1]), ids.shape[1], pieces)
+            layout = Packed(self._rotary(ids.shape[1]), places_of(ids.shape[1], pieces).to(ids.device))
             joined = self._layers(self._embed(layout.join(ids)), "base", range(self.first_adapted_layer), layout)
             lower = joined.new_zeros(ids.numel(), joined.shape[-1])
             return lower.index_copy_(0, layout.tokens, joined.squeeze(0)).view(*ids.shape, -1)
@@ -150,8 +159,12 @@ class LeanTrunk:
         The prompts of neighbouring rows with the same number in `rollout.prompt_numbers` are the same.
         """
         if self.packs:
-            pieces, slots = pieces_of(rollout.lengths)
-            return self._joined(role, rollout.ids, pieces, rollout.lower_states)[on_device(slots, rollout.ids.device)]
+            places = rollout.places
+            if places is None:
+                places = places_of(rollout.ids.shape[1], *pieces_of(rollout.lengths)).to(rollout.ids.device)
+            *_, slots = places.numbers.split(places.counts)
+            joined = self._joined(role, rollout.ids, places, rollout.lower_states)
+            return joined[slots.view(len(rollout.ids), -1)]
         numbers = rollout.prompt_numbers
         if numbers is None or not (numbers[1:] == numbers[:-1]).any():
             return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower_states)
@@ -164,13 +177,14 @@ class LeanTrunk:
     def last_hidden(self, role: str, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
         """Return the final-norm hidden states (B, H) of ids (B, T) at the position `last` (B,) of each row."""
         if self.packs:
-            return self._joined(role, ids, whole_rows(last), lower_states)
+            places = places_of(ids.shape[1], whole_rows(last)).to(ids.device)
+            return self._joined(role, ids, places, lower_states)
         return self.hidden(role, ids, last.to(ids.device)[:, None], lower_states).squeeze(1)
 
-    def _joined(self, role: str, ids: Tensor, pieces: Sequence[Piece], lower_states: Tensor | None) -> Tensor:
-        """Return the final-norm hidden states (M, H) that are selected of pieces of the ids (B, T)."""
+    def _joined(self, role: str, ids: Tensor, places: Places, lower_states: Tensor | None) -> Tensor:
+        """Return the final-norm hidden states (M, H) of the tokens of ids (B, T) that `places` selects."""
         check_length(self.base.config, ids.shape[1])
-        layout = Packed(self._rotary(ids.shape[1]), ids.shape[1], pieces)
+        layout = Packed(self._rotary(ids.shape[1]), places)
         states = self._embed(layout.join(ids)) if lower_states is None else layout.join(lower_states)
         return self._final_states(role, states, layout, lower_states is not None).squeeze(0)
 

@@ -3,8 +3,10 @@
 peakmem has the patches of torch and of other libraries; here are those of this project's own code.
 """
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar
 from unittest import mock
 
@@ -20,6 +22,8 @@ from rlhf.rollout import decoding, engine, library_decoding, own_tokens
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.decoding import Decoding
 from rlhf.rollout.trunk_decoding import TrunkDecoding
+from rlhf.stages.online import captured
+from rlhf.stages.online.captured import CapturedPasses
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,6 +44,7 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
         layouts.COPIES_HEADS_BY_DEVICE,
         layouts.WIDE_ATTENTION_BY_DEVICE,
         packed.PACKS_BY_DEVICE,
+        captured.CAPTURES_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     for tried in (spans, packed):  # on a card
@@ -54,6 +59,10 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
     yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
     if stand_in.stands_for == "cuda":
         yield patch(fused_linear, "fused_rms_norm", _rms_norm_and_scale)  # one kernel, as for F.rms_norm
+        yield patch(torch.cuda, "CUDAGraph", _GraphOfPasses)
+        yield patch(captured, "BOUND", math.inf)  # the differences are no numbers here
+        yield patch(captured, "capturing", _capturing(stand_in))
+        yield patch(CapturedPasses, "_capture", _uncounted(stand_in, CapturedPasses._capture))
         if decoding.CAPTURES_BY_DEVICE["cuda"]:
             yield patch(Decoding, "advance", _captured(stand_in))
             yield patch(Decoding, "deliver", _without_graph(stand_in))
@@ -129,6 +138,38 @@ def _without_graph(stand_in: StandIn) -> Callable[..., None]:
         original(self)
 
     return deliver
+
+
+class _GraphOfPasses:
+    """A graph of an update, whose replay does nothing here."""
+
+    def pool(self) -> str:
+        return "updates"
+
+    def replay(self) -> None:
+        """Do nothing."""
+
+
+def _capturing(stand_in: StandIn) -> Callable[..., AbstractContextManager[None]]:
+    @contextmanager
+    def capturing(graph: _GraphOfPasses, shares: bool, pool: object) -> Iterator[None]:
+        stand_in.mark(f"{events.CAPTURE_INTO}{graph.pool()}")
+        yield
+        stand_in.mark(events.CAPTURED)
+
+    return capturing
+
+
+def _uncounted(stand_in: StandIn, function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that takes memory, but does no work: it is called once for each of few sizes."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = stand_in.work()
+        result = function(*args, **kwargs)
+        stand_in.repeat((), {}, before - stand_in.work(), None)
+        return result
+
+    return call
 
 
 def _untracked(stand_in: StandIn, function: Callable[P, R]) -> Callable[P, R]:

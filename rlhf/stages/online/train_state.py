@@ -1,6 +1,6 @@
 """The training of online stages: trained parameters, optimizer and schedule, an update's minibatches, checkpoints."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -20,7 +20,6 @@ from rlhf.models.records import OptimizerState, SchedulerState
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives.kl import adapt
-from rlhf.objectives.losses import Stats
 from rlhf.process import distributed
 from rlhf.recipe import OnlineOptions, StageName
 from rlhf.run import reader
@@ -29,6 +28,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.run.reader import reading
 from rlhf.run.records import Amount, Count, Number, Record
+from rlhf.stages.online.captured import AddGradient, CapturedPasses, captured_passes
 from rlhf.stages.online.role_passes import ScoreNorm
 
 TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in state.pt
@@ -94,10 +94,16 @@ class TrainState:
         self.schedule.step()
         self.kl_coef = options.kl_coef
         self.step = 0
+        self.captured: CapturedPasses | None = None  # where an update replays graphs
 
     def parameters(self, role: TrainedRole) -> Sequence[nn.Parameter]:
         """Return the trained parameters of a role."""
         return self.by_role[role].parameters
+
+    @property
+    def all_parameters(self) -> list[nn.Parameter]:
+        """Return the trained parameters of all roles."""
+        return [parameter for part in self.by_role.values() for parameter in part.parameters]
 
     @property
     def reward_kl_coef(self) -> float:
@@ -146,6 +152,19 @@ class TrainState:
         """
         yield from rollout.sharded_by_length(self.options.per_device_train_batch_size, mini_rows)
 
+    def capture_passes(self, wanted: bool) -> None:
+        """Let updates replay captured passes if they are `wanted` and possible; say so, or why not."""
+        if wanted:
+            self.captured = captured_passes(self.shared, self.options, self.all_parameters)
+
+    def add_gradient(self, add: AddGradient, micro: BatchT, *given: Tensor | Hashable) -> dict[str, float]:
+        """Call `add(micro, *given)`, which adds the gradient of a micro-batch, or replay what it does.
+
+        Return its statistics, with one wait for the device.
+        """
+        weighted = add(micro, *given) if self.captured is None else self.captured(add, micro, *given)
+        return dict(zip(weighted.names, weighted.values.tolist(), strict=True))
+
     def sums_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return the sums of the statistics of micro-batches, over all ranks."""
         names = list(dict.fromkeys(name for part in parts for name in part))
@@ -157,7 +176,7 @@ class TrainState:
 
         Raises UserError for a gradient that is not finite.
         """
-        distributed.reduce_gradients([p for part in self.by_role.values() for p in part.parameters])
+        distributed.reduce_gradients(self.all_parameters)
         limit = self.options.max_grad_norm
         grad_norms = {role: nn.utils.clip_grad_norm_(part.parameters, limit) for role, part in self.by_role.items()}
         broken = [role for role, norm in grad_norms.items() if not norm.isfinite()]
@@ -215,12 +234,6 @@ class TrainState:
         """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
         require_usable(folder, self.stage)
         _copy(self.parameters("policy"), read_state(folder).policy, f"{folder}/state.pt: policy")
-
-
-def weighted_numbers(stats: Stats, weight: Tensor | float = 1.0) -> dict[str, float]:
-    """Return the statistics of a micro-batch times `weight` as numbers, with one wait for the device."""
-    weighted = torch.stack([x.detach() for x in stats.values()]) * weight
-    return dict(zip(stats, weighted.tolist(), strict=True))
 
 
 def read_state(folder: Path) -> SavedState:

@@ -1,0 +1,157 @@
+"""Updates that replay captured passes: the same gradients and statistics as without, and no graph where one errs."""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf.data.batch import Rollout
+from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.models.loading import load_tokenizer
+from rlhf.process import distributed
+from rlhf.run.directory import StageRun
+from rlhf.stages import groups, ppo
+from rlhf.stages.online import captured
+from tests.helpers import small
+from tests.invariants import group_learner, ppo_learner
+from tests.invariants.ppo_learner import PROMPTS
+from tests.rollouts import grouped_rollout, made_up_rollout
+from tests.tape import Tape, capture_passes_on_cpu
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def run(trained) -> StageRun:
+    return StageRun(trained, small(), "ppo")
+
+
+@pytest.fixture(scope="module")
+def rollouts(run) -> list[Rollout]:
+    draw, tokenizer = torch.Generator().manual_seed(3), load_tokenizer(run.base)
+    return [made_up_rollout(PROMPTS[step:] + PROMPTS[:step], tokenizer, draw) for step in range(STEPS)]
+
+
+@pytest.fixture
+def graphs_of(monkeypatch) -> list[Tape]:
+    """A CPU that captures, with few tokens in a graph. Holds the graphs that are made."""
+    monkeypatch.setattr(captured, "MULTIPLE", 32)
+    monkeypatch.setattr(captured, "SLOTS", 4)
+    return capture_passes_on_cpu(monkeypatch)
+
+
+def trained_by(learner: Any, batches: Any, wanted: bool) -> tuple[Tensor, list[dict[str, float]]]:
+    """Trained weights after some updates, and the statistics of each."""
+    learner.state.capture_passes(wanted)
+    torch.manual_seed(1)
+    stats = []
+    for batch in batches(learner):
+        stats.append(learner.update(batch))
+        learner.state.advance(0.1)
+    return torch.cat([p.detach().flatten() for p in learner.state.all_parameters]), stats
+
+
+def assert_same(a: tuple[Tensor, list[dict[str, float]]], b: tuple[Tensor, list[dict[str, float]]]) -> None:
+    (weights, stats), (others, more) = a, b
+    assert (weights - others).norm() < 4e-6 * others.norm()
+    assert [{name: pytest.approx(x, rel=1e-4, abs=1e-5) for name, x in part.items()} for part in more] == stats
+
+
+def ppo_from(run: StageRun, rollouts: list[Rollout], wanted: bool, **changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 2,
+        "num_mini_batches": 2,
+        "lean": True,
+        "kind": "adapter",
+    } | changes
+    learner = ppo_learner.new_learner(run, **settings)
+    return trained_by(learner, lambda learner: (ppo.make_batch(learner, rollout) for rollout in rollouts), wanted)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"value_warmup_steps": 1, "gradient_checkpointing": True},
+        {"kind": "head", "value_warmup_steps": 1, "entropy_coef": 0.1, "kl_penalty": "loss", "kl_estimator": "k3"},
+    ],
+)
+def test_ppo_learns_the_same_from_graphs(run, rollouts, graphs_of, changes):
+    assert_same(*(ppo_from(run, rollouts, wanted, **changes) for wanted in (True, False)))
+    assert len(graphs_of) > 2 and sum(max(0, graph.replays - 1) for graph in graphs_of) > 6, "few are replayed"
+
+
+def grpo_from(run: StageRun, rollouts: list[Rollout], wanted: bool) -> Any:
+    learner = group_learner.new_learner(
+        run, "grpo", lean=True, per_device_train_batch_size=4, num_mini_batches=1, num_iterations=2, beta=0.1
+    )
+    rewards = torch.tensor(group_learner.REWARDS)
+    judged = torch.ones(len(rewards), dtype=torch.bool)
+    scored = [
+        groups.ScoredRollout(
+            rollout=rollout, by_name={"model": rewards}, scores=rewards, shaped_scores=rewards, judged=judged
+        )
+        for rollout in rollouts
+    ]
+    return trained_by(learner, lambda learner: (groups.make_batch(learner, each) for each in scored), wanted)
+
+
+def test_grpo_learns_the_same_from_graphs(run, graphs_of):
+    """The prompt of a group is computed once."""
+    draw, tokenizer, numbers = torch.Generator().manual_seed(3), load_tokenizer(run.base), torch.arange(8) // 4
+    rollouts = [replace(grouped_rollout(tokenizer, draw), prompt_numbers=numbers) for _ in range(STEPS)]
+    assert_same(*(grpo_from(run, rollouts, wanted) for wanted in (True, False)))
+    assert sum(max(0, graph.replays - 1) for graph in graphs_of) > 2
+
+
+@contextmanager
+def outside(graph: Any, **options: Any) -> Any:
+    """A capture of nothing."""
+    yield
+
+
+def reads(learner: Any, *given: Any, add: Callable[..., Any] = ppo.Learner._add_critic_gradient) -> Any:
+    result = add(learner, *given)
+    result.values[0].item()
+    return result
+
+
+FAULTS: dict[str, tuple[Any, str, Any, str]] = {
+    "stale adapters": (LeanTrunk, "casting_anew", lambda *_: outside(None), "differs by"),
+    "nothing captured": (captured, "capturing", outside, "differs by"),
+    "a read number": (ppo.Learner, "_add_critic_gradient", reads, "cannot hold"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_graph_that_errs_is_not_used(run, rollouts, graphs_of, fault, monkeypatch, capsys):
+    owner, name, instead, message = FAULTS[fault]
+    plain = ppo_from(run, rollouts[:1], wanted=False)
+    monkeypatch.setattr(owner, name, instead)
+    assert_same(ppo_from(run, rollouts[:1], wanted=True), plain)
+    said = capsys.readouterr().err
+    assert said.count("launch each kernel from now on") == 1 and message in said
+
+
+REASONS: dict[str, tuple[dict[str, Any], Callable[[pytest.MonkeyPatch], None], str]] = {
+    "cpu": ({}, lambda patch: patch.setitem(captured.CAPTURES_BY_DEVICE, "cpu", False), "needs a GPU"),
+    "library": ({}, lambda _: None, "joined without padding"),
+    "processes": ({}, lambda patch: patch.setattr(distributed, "world", lambda: 2), "processes"),
+    "unpacked": ({"update_4bit": "unpacked"}, lambda _: None, "update_4bit"),
+    "target": ({"kl_penalty": "loss", "kl_target": 0.1}, lambda _: None, "kl_target"),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_cannot_be_captured_is_not_and_says_why(run, graphs_of, reason, monkeypatch, capsys):
+    changes, change, message = REASONS[reason]
+    learner = ppo_learner.new_learner(run, lean=reason != "library")
+    learner.state.options = learner.state.options.model_copy(update=changes)
+    change(monkeypatch)
+    learner.state.capture_passes(True)
+    said = capsys.readouterr().err
+    assert learner.state.captured is None and said.count("note:") == 1 and message in said
