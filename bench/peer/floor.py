@@ -1,8 +1,9 @@
-"""`python -m bench.peer.floor STAGE-ARGUMENTS`: how many floating-point operations each phase of a PPO step needs.
+"""`python -m bench.peer.floor STAGE-ARGUMENTS`: how many floating-point operations each phase of a step needs.
 
-Runs the real stage under torch's FLOP counter, with attention written as products so that it counts, and measures how
-many such operations a second the device reaches in one large product. Their quotient estimates the least time of the
-same arithmetic on this device; a product of another size may reach a higher rate. Prints one JSON line.
+Runs the real stage, any that trains, under torch's FLOP counter, with attention written as products so that it counts,
+and measures how many such operations a second the device reaches in one large product. Their quotient estimates the
+least time of the same arithmetic on this device; a product of another size may reach a higher rate. Prints one JSON
+line. For two steps of SFT: `cpu float32 2 run sft --recipe DIR --set sft.max_steps=2 sft.eval_steps=null`.
 """
 
 import json
@@ -23,6 +24,8 @@ from rlhf.models import matmul
 from rlhf.observe.telemetry import Telemetry
 from rlhf.rollout import decoding
 
+PHASES = ("rollout", "score", "update", "train")  # of steps; of SFT, reward model, DPO and KTO the last is the whole
+
 
 def count(arguments: list[str], steps: int) -> dict[str, float]:
     """Return the operations of each phase, per step, over a run of `steps`."""
@@ -40,7 +43,7 @@ def count(arguments: list[str], steps: int) -> dict[str, float]:
     matmul.ONEDNN = False  # nor oneDNN's products: the same ones by torch are counted
     with sdpa_kernel(SDPBackend.MATH):  # fused attention on a CPU has no formula; as products it is counted
         cli.cli(arguments, standalone_mode=False)
-    return {name: flops[name] / steps for name in ("rollout", "score", "update")}
+    return {name: flops[name] / steps for name in PHASES if name in flops}
 
 
 def rate(device: str, dtype: torch.dtype, size: int) -> float:
