@@ -34,7 +34,6 @@ from studies.kinds import ExperimentRecord, ExperimentRun
 from studies.paths import EXPERIMENTS as FOLDER
 
 T95 = {3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantile of Student's t by the number of seeds
-DIFFERENCE = "difference"
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -58,22 +57,30 @@ def cell(values: Sequence[float | None], sign: str = "") -> str:
 
 
 def table(record: ExperimentRecord) -> str:
-    """Return the table of a record as README.md shows it: a row for each arm, and the paired difference of two."""
+    """Return the table of a record as README.md shows it: a row for each arm, or of two arms one for each figure.
+
+    The latter has the paired difference, second arm less first, too.
+    """
     runs = record["runs"]
     titles = list(next(run["figures"] for seeds in runs.values() for run in seeds.values() if run["figures"]))
-    lines = [("arm", *titles), ("---", *("---:" for _ in titles))]
-    by_arm = {
+    columns = {
         arm: [[run["figures"].get(title) for run in seeds.values()] for title in titles] for arm, seeds in runs.items()
     }
-    lines += [(arm, *map(cell, columns)) for arm, columns in by_arm.items()]
-    if len(by_arm) == 2:
-        (first, second) = by_arm.values()
-        differences = [
-            [None if a is None or b is None else b - a for a, b in zip(*pair, strict=True)]
-            for pair in zip(first, second, strict=True)
-        ]
-        lines.append((DIFFERENCE, *(cell(values, "+") for values in differences)))
+    if len(columns) == 2:
+        first, second = columns.values()
+        rows = [(title, cell(a), cell(b), difference(a, b)) for title, a, b in zip(titles, first, second, strict=True)]
+        head = ("", *columns, "difference")
+    else:
+        rows = [(arm, *map(cell, of_arm)) for arm, of_arm in columns.items()]
+        head = ("arm", *titles)
+    lines = (head, ("---", *("---:" for _ in head[1:])), *rows)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def difference(first: Sequence[float | None], second: Sequence[float | None]) -> str:
+    """Return the cell of the differences between two arms, seed by seed."""
+    pairs = zip(first, second, strict=True)
+    return cell([None if a is None or b is None else b - a for a, b in pairs], "+")
 
 
 def newest_record(name: str) -> ExperimentRecord:
