@@ -19,7 +19,7 @@
 ## PRICE        dollars per hour of one card; adds the cost to plan, bench, report, reproduce and after a stage
 ## RUNTIME      docker, podman: stages run in the container image; local: in .venv [docker; local for recipes for cpu]
 ## PIP_ARGS     more arguments for pip, for example "--extra-index-url URL" (for torch without CUDA, see docs/running.md)
-##+ BUY          price of buying a card, for `make plan PRICE=`: from which use on buying costs less [the guide's]
+##+ BUY          price of buying a card, for `make plan PRICE=`: after how much use buying costs less [the guide's]
 ##+ RUN          run directory or a stage's, runs/NAME/vN/ppo, given instead of HW, OUT, SET and all of how it was made
 ##+ REUSE        another root of runs; its finished stages are used if OUT has none
 ##+ GUIDE        1: with HW, the version that keeps the settings of a published guide, where there is one

@@ -111,8 +111,8 @@ def new(
 ) -> None:
     """Write a recipe for a model and a card, with settings that fit.
 
-    Of a model on the hub, only config.json and the tokenizer are downloaded. The settings are the fastest that are
-    predicted to need at most 93 % of the card, or of the memory that is free here.
+    From the hub it downloads only config.json and the tokenizer. The settings are the fastest that are predicted to
+    need at most 93 % of the card, or of the memory that is free here.
     """
     chosen = new_recipe.card_of(card)
     if model is None and not chosen.is_cpu:

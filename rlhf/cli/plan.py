@@ -46,7 +46,7 @@ from rlhf.terminal.progress import working
     "--buy",
     type=Number(min=0, min_open=True),
     metavar="USD",
-    help="Price of buying one card; with --price, says from which use on buying costs less. [default: the guide's]",
+    help="Price of buying one card; with --price, says after how much use buying costs less. [default: the guide's]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(

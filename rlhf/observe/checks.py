@@ -191,7 +191,7 @@ def find_repetition(h: History) -> str | None:
     shares = [share for text in h.responses if (share := repeated(text)) is not None]
     if not shares or (mean := statistics.fmean(shares)) < 0.5:
         return None
-    return f"{mean:.0%} of what the sampled responses say they have said before"
+    return f"{mean:.0%} of the sampled text repeats earlier text"
 
 
 def find_entropy_collapse(h: History) -> str | None:

@@ -108,7 +108,7 @@ CHECKS = (
     Check(
         "high_kl",
         checks.find_high_kl,
-        "The policy has gone far from its reference, where {rewards} may pay for what is not meant",
+        "The policy has gone far from its reference, where {rewards} may pay for the wrong things",
         advice.stay_near_reference,
         3,
         columns=("objective/kl_per_token",),
