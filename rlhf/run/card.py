@@ -1,6 +1,7 @@
 """The page of a result, README.md as model hubs show it, from the records of its run alone.
 
-A stage that finishes writes the pages of the run anew, so that a policy's page has the results of a later evaluation.
+A stage that finishes, or is found finished, writes the pages of the run anew, so that a policy's page has the results
+of a later evaluation, and one that a kill prevented is made.
 The page belongs to no result: its bytes are not among a result's hashes.
 """
 
@@ -32,21 +33,22 @@ def write(run_directory: Path) -> None:
             summary = read_summary(run_directory / stage)
             folders = [path for name in (ADAPTER, MODEL) if (path := run_directory / stage / name).is_dir()]
             if summary is not None and folders and f"{folders[0].name}/{CARD}" not in summary.result_sha256:
-                text = page(run_directory, stage)
-                with replacing(folders[0] / CARD) as temporary:
-                    temporary.write_text(text, encoding="utf-8")
+                text, place = page(run_directory, stage).encode(), folders[0] / CARD
+                if not place.is_file() or place.read_bytes() != text:
+                    with replacing(place) as temporary:
+                        temporary.write_bytes(text)
 
 
 def page(run_directory: Path, stage: StageName) -> str:
-    """Return the page of a finished stage's result. Raises UserError for damaged records."""
+    """Return the page of a finished stage's result. Raises UserError for damaged records.
+
+    Equal runs have equal pages."""
     trained = _trained(read_manifest(run_directory / stage), stage)
     folder = stage_folder(run_directory, trained)
-    manifest, summary = read_manifest(folder), read_summary(folder)
-    if summary is None:
-        raise UserError(f"{folder}: {trained} is not done")
+    manifest = read_manifest(folder)
     header = yaml.safe_dump(_header(manifest, trained, merged=stage == MERGE), sort_keys=False, allow_unicode=True)
     results = "\n".join(f"- {line}" for line in _results(run_directory, trained)) or "No result was measured."
-    facts = "\n".join(f"| {name} | {value} |" for name, value in _facts(manifest, summary))
+    facts = "\n".join(f"| {name} | {value} |" for name, value in _facts(manifest))
     return f"""---
 {header}---
 # {manifest.recipe} {manifest.version}: {STAGE_TABLE[trained].title}
@@ -112,8 +114,9 @@ def _what(manifest: Manifest, stage: StageName, trained: StageName) -> str:
 
 def _files(manifest: Manifest) -> str:
     """Return the files of Python packages that the base is of; "" for another base."""
-    files = _setting(manifest, "model", "files") or []
-    return ", ".join(f"`{file['file']}` of {file['package']} {file['version']}" for file in files)
+    files = _setting(manifest, "model", "files")
+    named = [file for file in files if isinstance(file, Mapping)] if isinstance(files, list) else []
+    return ", ".join(f"`{file.get('file')}` of {file.get('package')} {file.get('version')}" for file in named)
 
 
 def _results(run_directory: Path, trained: StageName) -> Iterator[str]:
@@ -135,7 +138,7 @@ def _results(run_directory: Path, trained: StageName) -> Iterator[str]:
             yield f"Accuracy on held-out pairs: {accuracy}"
 
 
-def _facts(manifest: Manifest, summary: Summary) -> Iterator[tuple[str, str]]:
+def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield what decides the weights, by name."""
     changed = f", changed: {', '.join(f'`{key}`' for key in manifest.overrides)}" if manifest.overrides else ""
     yield "recipe", f"{manifest.recipe}/{manifest.version}, SHA-256 `{manifest.recipe_sha256}`{changed}"
@@ -150,7 +153,6 @@ def _facts(manifest: Manifest, summary: Summary) -> Iterator[tuple[str, str]]:
         yield "base", f"GGUF file, SHA-256 `{manifest.base.get('sha256')}`"
     yield "packages", ", ".join(f"{name} {version}" for name, version in manifest.packages.items())
     yield "device", manifest.device.text()
-    yield "time", f"{summary.wall_seconds:.0f} s"
 
 
 def _loading(manifest: Manifest, stage: StageName, trained: StageName) -> str:

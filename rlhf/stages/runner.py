@@ -98,6 +98,8 @@ def execute(
         summary = run.done()
         if summary is not None:
             follow_base(run.run_directory, stage)
+            if run.is_main:
+                card.write(run.run_directory)
             if stage == EVALUATE and run.is_main:
                 run.parents.say_what_is_left_out(run.parents.trained_policies())
             return Executed(summary, None, run.path)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlhf.run.finished import result_hash
+from rlhf.run.layout import CARD
 from tests.fuzz.sandbox import Outcome
 
 LONGEST_LINE = 2000  # characters of a line on stderr
@@ -106,8 +107,8 @@ def _speech(accepted: bool, err: str, out: str) -> str | None:
 
 
 def hashes(root: Path) -> dict[str, str]:
-    """The hash of every ordinary file below `root` by its path there."""
-    return {str(file.relative_to(root)): result_hash(file) for file in files(root)}
+    """The hash of every ordinary file below `root` by its path there; pages about results follow the records."""
+    return {str(file.relative_to(root)): result_hash(file) for file in files(root) if file.name != CARD}
 
 
 def files(root: Path) -> Iterator[Path]:

@@ -127,6 +127,7 @@ def test_pages_follow_the_records_and_belong_to_no_result(run):
     (run / "sft/summary.json").write_text("{")  # a damaged stage keeps others from nothing
     card.write(run)
     assert "+0.55" not in first and "+0.55" in (run / "grpo/adapter/README.md").read_text()
+    (run / "grpo/adapter/README.md").write_bytes(b"\xff, of an editor")
     check_result(run / "grpo", not_none(read_summary(run / "grpo")))
 
 
@@ -136,3 +137,10 @@ def test_a_page_that_an_older_result_counts_as_its_own_stays(run):
     write_records(run / "grpo", MANIFEST, {"metrics": OWN, "result_sha256": {"adapter/README.md": sha256(page)}})
     card.write(run)
     assert page.read_text() == "older"
+
+
+def test_settings_of_another_shape_make_a_page_too(tmp_path):
+    shapes: list[Any] = [{"files": 3, "name": 4}, {"files": ["a"], "source": "hub"}, [], None]
+    for number, model in enumerate(shapes):
+        stage(tmp_path / str(number), "sft", manifest={**MANIFEST, "settings": {"model": model}})
+        assert header(card.page(tmp_path / str(number), "sft"))["library_name"] == "peft"
