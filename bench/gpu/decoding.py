@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from unittest import mock
 
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from bench.ceilings import ceilings
 from bench.gpu import variants
@@ -19,6 +20,7 @@ from bench.gpu.record import Decision, decide
 from bench.gpu.variants import (
     AS_IT_IS,
     DECODING_VARIANTS,
+    LIBRARY,
     SAMPLING,
     SAMPLING_4BIT,
     SamplingFields,
@@ -30,7 +32,7 @@ from bench.targets import DECODING_MBU, rate_ends, reached
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.nf4 import four_bit_layers
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Ppo
+from rlhf.recipe import Ppo, Recipe
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 
@@ -52,7 +54,7 @@ def measure(context: Context[DecodingFigures], rows: list[int]) -> Decision:
         table: DecodingRows = {"variants": {}}
         measured["rows"][str(count)] = table
         work, bytes_read = {}, {}
-        for name, variant, fields in choices(loaded.recipe.model.quantization):
+        for name, variant, fields in choices(loaded.recipe):
             sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, count, **fields)
             work[name] = partial(rollout_seconds, shared, tokenizer, sampling, variant)
             bytes_read[name] = bytes_per_step(shared, sampling, slots, adapter=variant is not variants.no_adapters)
@@ -67,12 +69,16 @@ def measure(context: Context[DecodingFigures], rows: list[int]) -> Decision:
     return decided
 
 
-def choices(quantization: str) -> Iterator[tuple[str, Variant, SamplingFields]]:
-    """Yield name, context and fields of `Sampling` of every variant that a base of this quantization has."""
+def choices(recipe: Recipe) -> Iterator[tuple[str, Variant, SamplingFields]]:
+    """Yield name, context and fields of `Sampling` of every variant that differs from what the recipe's stages run."""
+    options = recipe.options(Ppo)
+    usual: SamplingFields = {"merged": options.rollout_weights == "merged", "four_bit": options.rollout_4bit}
     for name, variant in DECODING_VARIANTS.items():
-        yield name, variant, {}
-    for name, fields in (SAMPLING if quantization == "none" else SAMPLING | SAMPLING_4BIT).items():
-        yield name, variants.as_it_is, fields
+        if name != LIBRARY or recipe.hardware.trunk == "lean":
+            yield name, variant, usual
+    for name, fields in (SAMPLING if recipe.model.quantization == "none" else SAMPLING | SAMPLING_4BIT).items():
+        if usual | fields != usual:
+            yield name, variants.as_it_is, usual | fields
 
 
 def decision(row: DecodingTime | str, count: int, dry_run: bool) -> Decision:
@@ -88,14 +94,22 @@ def decision(row: DecodingTime | str, count: int, dry_run: bool) -> Decision:
 def rollout_seconds(
     shared: SharedBase, tokenizer: DialogueTokenizer, sampling: Sampling, variant: Variant, seed: int
 ) -> dict[str, float]:
-    """Return the seconds of one whole rollout, of its prefill and its decoding, captures included, and of a replay."""
+    """Return the seconds of one whole rollout, of its prefill and its decoding, captures included, and of a replay.
+
+    Under `kernels` the number of kernels in a replay, for the first `seed`, whose seconds do not count.
+    """
     prompt = sampling.max_prompt_length
     lengths = [prompt - row % min(7, prompt - 1) for row in range(sampling.batch_size)]
     prompts = [[3 + (7 * row + i) % 40 for i in range(length)] for row, length in enumerate(lengths)]
     torch.manual_seed(seed)
     phase_seconds: dict[str, float] = {}
-    with variants.in_turn(variant, shared), _timed("rollout", phase_seconds):
-        sample(shared.base, prompts, tokenizer, sampling, phase=partial(_phase, spent=phase_seconds))
+    with ExitStack() as stack:
+        stack.enter_context(variants.in_turn(variant, shared))
+        if trunk := shared.role_trunk:
+            stack.enter_context(trunk.trunk.merging(trunk.role))
+        stack.enter_context(_timed("rollout", phase_seconds))
+        phase = partial(_phase, spent=phase_seconds, counted=seed == 0)
+        sample(shared.base, prompts, tokenizer, sampling, phase=phase, trunk=trunk)
     return phase_seconds
 
 
@@ -112,6 +126,8 @@ def figures(runs: Sequence[Mapping[str, float]], response: int, read: int, bandw
         row["step_seconds"] = spread([run["decode"] / (response - 1) for run in counted])
         row["prefill_seconds"] = spread([run["prefill"] for run in counted])
         row["outside_seconds"] = spread([run["rollout"] - run["prefill"] - run["decode"] for run in counted])
+        if kernels := first.get("kernels"):
+            row["kernels"] = int(kernels)
         if all("replay" in run for run in counted):
             row["replay_seconds"] = spread([run["replay"] for run in counted])
         row["mbu"] = read / row["step_seconds"]["median"] / bandwidth
@@ -119,9 +135,29 @@ def figures(runs: Sequence[Mapping[str, float]], response: int, read: int, bandw
 
 
 @contextmanager
-def _phase(name: str, spent: dict[str, float]) -> Iterator[None]:
-    """Note the seconds of a phase in `spent`, and those of a replay of the step that decoding captures."""
-    with _timed(name, spent), _replays(spent) if name == "decode" else nullcontext():
+def _phase(name: str, spent: dict[str, float], counted: bool = False) -> Iterator[None]:
+    """Note the seconds of a phase in `spent`, and those of a replay of the step that decoding captures.
+
+    `counted`: the kernels of a replay instead.
+    """
+    with _timed(name, spent), (_kernels if counted else _replays)(spent) if name == "decode" else nullcontext():
+        yield
+
+
+@contextmanager
+def _kernels(spent: dict[str, float]) -> Iterator[None]:
+    """Note the kernels of the first replay of a graph in the block in `spent`; nothing where the profiler sees none."""
+    replay = torch.cuda.CUDAGraph.replay
+
+    def profiled(graph: torch.cuda.CUDAGraph) -> None:
+        if "kernels" in spent:
+            return replay(graph)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            replay(graph)
+            synchronize()
+        spent["kernels"] = sum(event.device_type.name == "CUDA" for event in seen.events() or ())
+
+    with mock.patch.object(torch.cuda.CUDAGraph, "replay", profiled):
         yield
 
 

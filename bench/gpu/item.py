@@ -22,7 +22,7 @@ from bench.gpu.smi import used_bytes
 from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.files import JsonValue, write_json
-from rlhf.recipe import Changes, PinnedRecipe
+from rlhf.recipe import Changes, PinnedRecipe, Ppo
 
 if TYPE_CHECKING:
     import torch
@@ -117,14 +117,15 @@ def beside_allocator() -> int | None:
 
 
 def load(item: GpuItem, dry_run: bool) -> PinnedRecipe | None:
-    """Return the recipe of an item, or the tiny one of a dry run; None if the item has none."""
+    """Return the recipe of an item; None if it has none. A dry run has a tiny one, which samples in the same way."""
     if item.recipe is None:
         return None
-    return (
-        recipes.load(ROOT / "recipes" / "cpu-tiny" / "v1", TINY)
-        if dry_run
-        else recipes.load(ROOT / "recipes" / item.recipe)
-    )
+    loaded = recipes.load(ROOT / "recipes" / item.recipe)
+    if not dry_run:
+        return loaded
+    weights = loaded.recipe.options(Ppo).rollout_weights
+    how = {"hardware.trunk": loaded.recipe.hardware.trunk, "ppo.rollout_weights": weights}
+    return recipes.load(ROOT / "recipes" / "cpu-tiny" / "v1", TINY | how)
 
 
 def with_random_weights(loaded: PinnedRecipe, changes: Mapping[str, JsonValue] | None = None) -> PinnedRecipe:

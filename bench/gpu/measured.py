@@ -39,6 +39,7 @@ class DecodingTime(TypedDict):
     first_step_seconds: float  # of a step in the first rollout, captures included
     bytes_read: NotRequired[int]  # that a step must read; once in the table of rows in records from before the key
     step_seconds: NotRequired[Spread]
+    kernels: NotRequired[int]  # that the GPU runs in a captured step, copies included, by torch's profiler
     replay_seconds: NotRequired[Spread]  # of a captured step alone, where steps are captured
     prefill_seconds: NotRequired[Spread]
     outside_seconds: NotRequired[Spread]  # of a rollout, in neither: weights are merged or cast, numbers drawn

@@ -26,6 +26,7 @@ def shared_base(loaded: PinnedRecipe, device: torch.device, folder: Path) -> tup
     first.mkdir(parents=True)
     model = new_adapter(base, run.loaded.recipe.lora)
     save_adapter(model, run.base, first)
-    shared = SharedBase(model.unload(), dict.fromkeys(ROLES, run.path), trainable=("policy", "value"))
+    lean = loaded.recipe.hardware.trunk == "lean"
+    shared = SharedBase(model.unload(), dict.fromkeys(ROLES, run.path), trainable=("policy", "value"), lean=lean)
     shared.roles.activate("policy")
     return shared, load_tokenizer(run.base)

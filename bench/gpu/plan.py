@@ -87,8 +87,8 @@ ITEMS = (
         5,
         f"A decoding step of 16 rows reads at {_percent(DECODING_MBU)} of the bandwidth of a large copy.",
         "decoding:measure",
-        H100,
-        {"rows": [16, 8, 32]},
+        H100_LEAN,
+        {"rows": [16, 64]},
     ),
     GpuItem(
         "memory-h100",

@@ -44,9 +44,19 @@ def no_adapters(shared: Any) -> Iterator[None]:
         shared.roles.activate("policy")
 
 
-AS_IT_IS, LEAN = "as the stages run", "lean trunk"
+@contextmanager
+def library_layers(shared: Any) -> Iterator[None]:
+    """Sample with the library's layers where the stages sample with the lean trunk."""
+    trunk, shared.lean_trunk = shared.lean_trunk, None
+    try:
+        yield
+    finally:
+        shared.lean_trunk = trunk
+
+
+AS_IT_IS, LEAN, LIBRARY = "as the stages run", "lean trunk", "the library's layers"
 # The first entry is what a run does; the others differ from it in one thing. New switches belong here.
-DECODING_VARIANTS: dict[str, Variant] = {AS_IT_IS: as_it_is, "no adapters": no_adapters}
+DECODING_VARIANTS: dict[str, Variant] = {AS_IT_IS: as_it_is, LIBRARY: library_layers, "no adapters": no_adapters}
 TRAINING: dict[str, Variant] = {AS_IT_IS: as_it_is, LEAN: lean_trunk}
 
 
@@ -57,7 +67,7 @@ class SamplingFields(TypedDict, total=False):
     four_bit: FourBit
 
 
-SAMPLING: dict[str, SamplingFields] = {"merged weights": {"merged": True}}
+SAMPLING: dict[str, SamplingFields] = {"merged weights": {"merged": True}, "adapters apart": {"merged": False}}
 SAMPLING_4BIT: dict[str, SamplingFields] = {
     "4-bit products in row groups": {"four_bit": "row_groups"},
     "4-bit weights unpacked": {"four_bit": "unpacked"},

@@ -319,7 +319,7 @@ def test_an_item_runs_on_the_cpu(item, tmp_path, monkeypatch):
 
 def decoding_has_every_variant(measured: dict[str, Any]) -> None:
     (table,) = measured["rows"].values()
-    assert list(table["variants"]) == [*variants.DECODING_VARIANTS, *variants.SAMPLING]
+    assert list(table["variants"]) == [*variants.DECODING_VARIANTS, "adapters apart"], "merged weights are the usual"
     assert all(row["step_seconds"]["n"] == decoding.ROUNDS for row in table["variants"].values())
     gone = {name: row for name, row in table["variants"].items() if isinstance(row, str)}
     assert not gone, "a switch in bench/gpu/variants.py is gone"
@@ -328,9 +328,9 @@ def decoding_has_every_variant(measured: dict[str, Any]) -> None:
     lora = 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (64 + 32))
     cache = 2 * 2 * 2 * 8 * 4 * 18
     whole = 4 * (2 * layer + 261 * 32 + 2 * lora + cache)
-    without = dict.fromkeys(("no adapters", "merged weights"), whole - 4 * 2 * lora)
     read = {name: row["bytes_read"] for name, row in table["variants"].items()}
-    assert read == dict.fromkeys(read, whole) | without, "nothing is credited with what it does not read"
+    merged = dict.fromkeys(read, whole - 4 * 2 * lora)
+    assert read == merged | {"adapters apart": whole}, "nothing is credited with what it does not read"
 
 
 def training_has_every_variant(measured: dict[str, Any]) -> None:
@@ -673,11 +673,13 @@ def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept()
     for mbu, holds in ((0.61, None), (0.59, None), (0.95, True)):  # the quartiles are 0.67 and 1.33 times as fast
         assert decoding.decision({**row, "mbu": mbu}, 16, False).holds is holds, mbu
     assert decoding.decision(decoding.figures(runs[:1], 11, 300, 1000.0), 16, False).holds is None
-    assert "replay_seconds" not in row
+    assert "replay_seconds" not in row and "kernels" not in row
+    assert decoding.figures([runs[0] | {"kernels": 460.0}, *runs[1:]], 11, 300, 1000.0) == row | {"kernels": 460}
     captured = decoding.figures([run | {"replay": run["decode"] / 20} for run in runs], 11, 300, 1000.0)
     assert captured == row | {"replay_seconds": {"median": 0.5, "low": 0.375, "high": 0.75, "n": 3}}
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_a_replay_is_timed_without_the_step_before_it_and_its_capture(monkeypatch):
     """A decoding of 2 s before the first of two replays, which take 3 s each; the prefill is no part of it."""
     clock = [0.0]
@@ -695,6 +697,11 @@ def test_a_replay_is_timed_without_the_step_before_it_and_its_capture(monkeypatc
         for _ in range(2):
             torch.cuda.CUDAGraph.replay(cast(Any, None))
     assert spent == {"prefill": 5, "decode": 8, "replay": 3}
+    counting: dict[str, float] = {}
+    with decoding._phase("decode", counting, counted=True):
+        for _ in range(2):
+            torch.cuda.CUDAGraph.replay(cast(Any, None))
+    assert counting == {"decode": 6, "kernels": 0}, "in the rollout that does not count, the first replay's kernels"
 
 
 # ---- records ----
