@@ -68,12 +68,13 @@ def table(record: ExperimentRecord) -> str:
     }
     if len(columns) == 2:
         first, second = columns.values()
-        rows = [(title, cell(a), cell(b), difference(a, b)) for title, a, b in zip(titles, first, second, strict=True)]
-        head = ("", *columns, "difference")
+        lines = [["", *columns, "difference"]]
+        lines += [
+            [title, cell(a), cell(b), difference(a, b)] for title, a, b in zip(titles, first, second, strict=True)
+        ]
     else:
-        rows = [(arm, *map(cell, of_arm)) for arm, of_arm in columns.items()]
-        head = ("arm", *titles)
-    lines = (head, ("---", *("---:" for _ in head[1:])), *rows)
+        lines = [["arm", *titles], *([arm, *map(cell, of_arm)] for arm, of_arm in columns.items())]
+    lines.insert(1, ["---", *["---:"] * (len(lines[0]) - 1)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 

@@ -132,8 +132,8 @@ EXPERIMENTS = {
     "pairs": Experiment(
         {f"{count:,}": Arm(_pairs(count)) for count in (50, 100, 1_000)} | {"10,000": Arm({})},
         ("pretrain", "sft"),
-        ("rm",),
-        (ACCURACY, GAP),
+        ("rm", "ppo"),
+        (ACCURACY, GAP, PPO_GAIN, PPO_KL),
     ),
     "rate-sft": rates("sft", {}, Reading("perplexity / before", "sft", "perplexity_ratio")),
     "rate-rm": rates("rm", {"rm.max_samples": 3_000}, ACCURACY, GAP),

@@ -68,7 +68,7 @@ def test_a_table_has_intervals_of_three_seeds_both_values_of_two_and_the_paired_
         "| --- | ---: | ---: | ---: |",
         "| gain | 2 (-0.484 to 4.48) | 2.5 (0.0157 to 4.98) | +0.5 (+0.5 to +0.5) |",
     ]
-    record["runs"] = {"a": {"0": run(1.0), "1": {"figures": {}, "cpu_seconds": 0.0, "ended": "nan"}}}  # type: ignore[typeddict-item]
+    record["runs"] = {"a": {"0": run(1.0), "1": {"figures": {}, "cpu_seconds": 0.0, "ended": "nan"}}}
     assert experiments.table(record).splitlines()[2:] == ["| a | 1, – |"]  # type: ignore[arg-type]
 
 
@@ -93,11 +93,15 @@ def test_an_arm_whose_loss_is_no_number_is_a_result(monkeypatch, tmp_path):
 def test_rounded_weights_are_what_an_nf4_layer_computes_with():
     bitsandbytes = pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
-    plain = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False))
+
+    class Plain(torch.nn.Sequential):
+        def get_output_embeddings(self) -> None:
+            """It has none, so all of its layers are rounded."""
+
+    plain = Plain(torch.nn.Linear(64, 64, bias=False))
     packed = bitsandbytes.nn.Linear4bit(64, 64, bias=False, compute_dtype=torch.float32, quant_type="nf4")
     packed.load_state_dict(plain[0].state_dict())
     packed.to("cpu")
-    plain.get_output_embeddings = lambda: None  # type: ignore[attr-defined]
     round_to_nf4(plain)  # type: ignore[arg-type]
     row = torch.randn(3, 64)
     assert torch.allclose(plain(row), packed(row), atol=2e-3)
