@@ -88,15 +88,19 @@ class OptimisedPoint(TypedDict):
     utility: float  # what the annotator, who labelled the pairs, values
 
 
-class OveroptimisationRun(TypedDict):
+class BestOfN(TypedDict):
+    """SFT's answers, and what the best of n of them come to."""
+
+    sft_truth: float  # mean true reward
+    sft_sd: dict[str, float]  # standard deviation of what each judge says
+    best_of_n: dict[str, list[OptimisedPoint]]
+
+
+class OveroptimisationRun(BestOfN):
     """What one seed's runs came to."""
 
-    sft_truth: float  # mean true reward of SFT's answers
-    sft_sd: dict[str, float]  # standard deviation of what each judge says of SFT's answers
     accuracy: dict[str, float]  # of reward models, on held-out pairs without flipped labels
-    best_of_n: dict[str, list[OptimisedPoint]]
     ppo: dict[str, list[OptimisedPoint]]
-    cpu_seconds: float
 
 
 class Fitted(TypedDict):

@@ -5,7 +5,6 @@ Every stage is one of the project's, with the keys of `CHANGES`. `Chains.run` ma
 
 import itertools
 import json
-import os
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from bench.paths import ROOT
+from bench.reading import read
 from rlhf import recipe as recipes
 from rlhf.data.load import read_corpus
 from rlhf.data.split import part
@@ -25,7 +25,7 @@ from rlhf.evaluation.best_of_n import PerPrompt
 from rlhf.evaluation.policies import PolicySamples, heldout_sampling, measure
 from rlhf.evaluation.reward_model import member_scores_of
 from rlhf.evaluation.run_policies import load_roles
-from rlhf.files import JsonValue
+from rlhf.files import JsonValue, write_json
 from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.choices import Combine
 from rlhf.objectives.ensembles import combine
@@ -37,7 +37,7 @@ from rlhf.run.layout import METRICS, MODEL
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 from rlhf.stages import runner
-from studies.kinds import OptimisedPoint, OveroptimisationRun
+from studies.kinds import BestOfN, OptimisedPoint, OveroptimisationRun
 from studies.overoptimisation import curves, judges
 
 RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
@@ -73,7 +73,7 @@ ON_BASE: Changes = {  # the worlds of a seed share one base
     "tokenizer.source": "local",
     "tokenizer.vocab_size": None,
 }
-PROMPTS, ANSWERS = 96, 64  # of best-of-n
+PROMPTS, ANSWERS = 96, 32  # of best-of-n
 ROWS = 256  # decoded or scored together
 MEMBERS = 3
 VARIANCE_COEF = 0.5  # of an ensemble's mean_minus_var, on standardised scores
@@ -130,8 +130,7 @@ class Chains:
     more: Changes
 
     def run(self) -> OveroptimisationRun:
-        """Make the runs, or read those that are there; return their curves and costs."""
-        started = _cpu_seconds()
+        """Make the runs, or read those that are there; return their curves."""
         for world, noise in NOISE.items():
             if not (folder := self.folder / world / "files").exists():
                 write_world(folder, self.seed, noise)
@@ -143,19 +142,28 @@ class Chains:
             for name, model in REWARD_MODELS.items()
             for how in ((None, COMBINES[0]) if model.ensemble else (None,))
         }
-        answers = self._answers()
-        sds = {judge: stdev(itertools.chain(*rows)) for judge, rows in answers.judged.items()}
+        chosen = self.best_of_n()
         return {
-            "sft_truth": fmean(itertools.chain(*answers.judged["truth"])),
-            "sft_sd": sds,
+            **chosen,
             "accuracy": accuracy,
-            "best_of_n": {
-                name: curves.of_best_of_n({**answers.judged, "proxy": answers.samples.by_prompt(scores)})
-                for name, scores in self._proxies(answers)
-            },
-            "ppo": {label(name, how): self._policy(name, how, sds) for name, how in POLICIES},
-            "cpu_seconds": round(_cpu_seconds() - started, 1),
+            "ppo": {label(name, how): self._policy(name, how, chosen["sft_sd"]) for name, how in POLICIES},
         }
+
+    def best_of_n(self) -> BestOfN:
+        """Return the curves of best-of-n by every proxy, with mean and sd of SFT's answers."""
+        file = self.folder / f"best-of-{ANSWERS}-of-{PROMPTS}.json"
+        if not file.exists():
+            answers = self._answers()
+            made: BestOfN = {
+                "sft_truth": fmean(itertools.chain(*answers.judged["truth"])),
+                "sft_sd": {judge: stdev(itertools.chain(*rows)) for judge, rows in answers.judged.items()},
+                "best_of_n": {
+                    name: curves.of_best_of_n({**answers.judged, "proxy": answers.samples.by_prompt(scores)})
+                    for name, scores in self._proxies(answers)
+                },
+            }
+            write_json(file, made)
+        return read(file, BestOfN)
 
     def _reward_model(self, name: str, how: Combine | None) -> Mapping[str, float]:
         """Train a reward model, or an ensemble; return the metrics of its summary."""
@@ -248,8 +256,3 @@ class Answers(NamedTuple):
     encoded: list[Encoded]
     pad_id: int
     judged: dict[str, PerPrompt]
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of those that it has ended."""
-    return sum(os.times()[:4])
