@@ -22,7 +22,7 @@ from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import read_manifest, read_summary
 from rlhf.run.logs import Logs
 from rlhf.run.records import Record, Settings
-from tests.helpers import Crash, content_of, crash, not_none, run_stages, small, undefined_metrics
+from tests.helpers import Crash, beside, content_of, crash, not_none, run_stages, small, undefined_metrics
 from tests.lines import read_intact_lines
 
 ADAPTERS = ("sft", "rm", "ppo", "dpo")
@@ -145,6 +145,21 @@ def test_resuming_after_a_crash_gives_the_same_bytes(chain, tmp_path, monkeypatc
     for name in (weights, "metrics.jsonl"):
         assert (target / stage / name).read_bytes() == (source / stage / name).read_bytes(), name
     assert content_of(target / stage / "manifest.json")["resumed_from"] == f"step-{stop_after:06d}"
+
+
+def test_resuming_after_the_last_step_takes_no_other_one(chain, tmp_path, monkeypatch):
+    """Stopped between the last checkpoint, in the middle of an epoch, and the result: no step is left to take."""
+    whole, stopped = (beside(chain, tmp_path / name, "pretrain") for name in ("whole", "stopped"))
+    loaded = small(sft__max_steps=6, sft__lr_scheduler_type="constant")
+    run_stages(loaded, whole, "sft")
+    crash(monkeypatch, 6)
+    with pytest.raises(Crash):
+        run_stages(loaded, stopped, "sft")
+    monkeypatch.undo()
+    run_stages(loaded, stopped, "sft", resume=True)
+    for name in ("adapter/adapter_model.safetensors", "metrics.jsonl"):
+        ours, theirs = (root / "cpu-tiny/v1/sft" / name for root in (stopped, whole))
+        assert ours.read_bytes() == theirs.read_bytes(), name
 
 
 def test_a_missing_adapter_is_one_clear_line(chain, tmp_path):

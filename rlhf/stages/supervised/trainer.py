@@ -130,6 +130,15 @@ class RunTrainer(Trainer):
         self.trained_model.train(training)
         return metrics
 
+    def _run_epoch(self, *args: Any, **options: Any) -> None:
+        """Take the steps of an epoch; none after the last step, which a resumed run may have taken in the middle of it.
+
+        transformers looks for the last step after it has taken one more.
+        """
+        if self.state.global_step < self.state.max_steps:
+            run_epoch: Any = super()._run_epoch
+            run_epoch(*args, **options)
+
     # -- the checkpoint of a resumed run -------------------------------------------------------------------------------
 
     def resume_from(self, folder: Path, divided: bool) -> None:
