@@ -139,11 +139,13 @@ def measure(
     samples_per_prompt: int = 1,
     reward_fn: EvaluationRewards | None = None,
     whose: str = "",
+    standardise: bool = False,
 ) -> PolicySamples:
     """Sample `samples_per_prompt` responses to each prompt from a role and measure them.
 
     `with_true_reward` adds the true reward of the toy world. `reward_fn` adds the rewards of functions and replaces
-    the scores. `whose` answers they are is said while it goes on.
+    the scores. `whose` answers they are is said while it goes on. `standardise`: by these responses the members of an
+    ensemble of reward models are standardised from then on, if the scores of each differ.
     """
     prompts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
     ids, _ = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
@@ -173,6 +175,8 @@ def measure(
         true_rewards = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
     rewards: dict[str, Tensor] = {}
     members = torch.stack([scores[role].cpu() for role in shared.reward_roles]) if shared.reward_roles else None
+    if standardise and members is not None and shared.ensemble is not None and (members.std(1) > 0).all():
+        shared.ensemble = shared.ensemble.measured_on(members)
     final_scores = None if members is None else shared.combined(members)
     second_scores = scores["second_reward"].cpu() if "second_reward" in scores else None
     if reward_fn is not None:

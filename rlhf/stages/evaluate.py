@@ -84,8 +84,8 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     with telemetry.phase("evaluate"):
         labels: list[PolicyLabel] = [*dict.fromkeys(("base", recipe.start)), *trained]
         reward_fn = _reward_fn(reward_sums) if reward_sums else None
+        rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})  # before the start's answers set its scale
         samples, perplexities = _measure_policies(shared, labels, tokenizer, prompts, demonstrations, recipe, reward_fn)
-        rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})
         solved = {
             label: unrelated.rewards_of(tasks, shared, role_of(label, recipe), tokenizer, recipe) for label in labels
         }
@@ -173,11 +173,14 @@ def _measure_policies(
     recipe: Recipe,
     reward_fn: EvaluationRewards | None,
 ) -> tuple[dict[PolicyLabel, PolicySamples], dict[str, float]]:
-    """Return, by policy, its samples and their scores, and its perplexity of the demonstrations."""
+    """Return, by policy, its samples and their scores, and its perplexity of the demonstrations.
+
+    The start comes first: by its answers the members of an ensemble of reward models are standardised.
+    """
     options = recipe.evaluate
     samples: dict[PolicyLabel, PolicySamples] = {}
     perplexities: dict[str, float] = {}
-    for number, label in enumerate(labels, 1):
+    for number, label in enumerate(sorted(labels, key=lambda label: label != recipe.start), 1):
         samples[label] = measure(
             shared,
             role_of(label, recipe),
@@ -189,11 +192,12 @@ def _measure_policies(
             samples_per_prompt=options.num_samples,
             reward_fn=reward_fn,
             whose=f"{label} ({number} of {len(labels)})",
+            standardise=label == recipe.start,
         )
         if demonstrations:
             with shared.roles.using(role_of(label, recipe)):
                 perplexities[label] = perplexity(shared.base, demonstrations, tokenizer.pad_id, options.batch_size)
-    return samples, perplexities
+    return {label: samples[label] for label in labels}, perplexities
 
 
 def _reward_names(reward_sums: Sequence[RewardSum]) -> dict[tuple[StageName, str], str]:

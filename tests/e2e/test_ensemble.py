@@ -4,7 +4,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, linear_regression, pstdev, stdev
 from typing import Any
 
 import pytest
@@ -67,10 +67,13 @@ def test_an_evaluation_has_the_mean_and_each_member(done):
         figures[f"member_{n}_accuracy"] for n in (1, 2, 3)
     ]
     rows = read_intact_lines(done / ROOT / "evaluate/samples.jsonl")
-    means, sds = ([figures[f"member_{n}_score_{name}"] for n in (1, 2, 3)] for name in ("mean", "sd"))
-    for answer in (row[policy] for row in rows for policy in ("base", "sft", "ppo")):
-        assert len(answer["member_scores"]) == 3
-        assert answer["score"] == pytest.approx(fmean(means) + fmean(sds) * fmean(answer["member_scores"]), abs=1e-5)
+    for of_member in zip(*(row["sft"]["member_scores"] for row in rows), strict=True):
+        assert (fmean(of_member), stdev(of_member)) == pytest.approx((0, 1), abs=1e-3)
+    answers = [row[policy] for row in rows for policy in ("base", "sft", "ppo")]
+    means, scores = [fmean(answer["member_scores"]) for answer in answers], [answer["score"] for answer in answers]
+    slope, intercept = linear_regression(means, scores)
+    assert scores == pytest.approx([intercept + slope * mean for mean in means], abs=1e-5)
+    assert len(answers[0]["member_scores"]) == 3 and slope > 0
     apart = fmean(pstdev(row["ppo"]["member_scores"]) for row in rows)
     assert metrics["ppo/disagreement"] == pytest.approx(apart, rel=1e-4)
 

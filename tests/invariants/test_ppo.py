@@ -22,6 +22,7 @@ from rlhf.errors import UserError
 from rlhf.models import output_layer
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
+from rlhf.objectives.ensembles import Ensemble
 from rlhf.objectives.masked import masked_mean
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
@@ -477,6 +478,18 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
     with torch.no_grad():
         last = shared.hidden(rollout.ids)[torch.arange(len(scores)), rollout.last]
         assert shared.value_head(last).squeeze(1).tolist() == pytest.approx(scores.tolist(), abs=1e-5)
+
+
+def test_with_an_ensemble_the_critic_starts_as_the_first_member_on_its_scale(run, rollout):
+    shared = roles(run)
+    shared.ensemble = Ensemble((0.3, -0.2), (0.5, 2.0))
+    new_critic(shared, run.parents.require("rm"), options(value_model="adapter"), NORM)
+    scores = (-0.2 + 0.3) / 2 + (0.5 + 2.0) / 2 * (shared.scores(rollout) - 0.3) / 0.5
+    shared.roles.activate("value")
+    with torch.no_grad():
+        last = shared.hidden(rollout.ids)[torch.arange(len(scores)), rollout.last]
+        values = not_none(shared.value_head)(last).squeeze(1)
+    assert values.tolist() == pytest.approx(((scores - NORM[0]) / NORM[1]).tolist(), abs=1e-5)
 
 
 def test_adamw_is_that_of_the_recipe(run):

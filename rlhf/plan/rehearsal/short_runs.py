@@ -212,7 +212,7 @@ class ShortRuns(ABC, Generic[PeakT]):
     def __init__(self, layers: int | None):
         self.layers = layers
         self._folder = tempfile.TemporaryDirectory(prefix="rlhf-plan-")
-        self._finished: set[tuple[str, str]] = set()  # (stage, recipe and hash of its model) whose adapters are there
+        self._finished: set[tuple[str, str]] = set()  # (stage, recipe and hash of its adapters) that are there
 
     @abstractmethod
     def measure(self, recipe: Recipe, run_stage: StageFn) -> dict[str, PeakT]:
@@ -225,7 +225,9 @@ class ShortRuns(ABC, Generic[PeakT]):
     def __call__(self, loaded: PinnedRecipe, stage: StageName) -> dict[str, PeakT]:
         """Return the peaks of every phase of a stage."""
         changed = loaded.with_changes(rehearsal_changes(loaded.recipe, self.layers))
-        model_hash = recipes.content_hash(changed.recipe.model_dump(mode="json", include={"model", "lora"}))
+        rm = changed.recipe.rm
+        shape = changed.recipe.model_dump(mode="json", include={"model", "lora"}) | {"members": rm and rm.ensemble}
+        model_hash = recipes.content_hash(shape)
         folder = Path(self._folder.name) / model_hash[:12]
         policies = changed.recipe.policies() if stage == EVALUATE else []  # it measures all that are there
         needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
