@@ -22,6 +22,7 @@ def test_the_table_is_that_of_the_tests():
 
 @pytest.mark.parametrize("check", models.CHECKS)
 def test_a_check_runs_over_all_types(check):
+    assert f"- **{check}**" in PAGE
     module, name = models.CHECKS[check]
     test = getattr(importlib.import_module(module), name)
     marks = [mark.args for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
