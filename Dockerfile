@@ -31,8 +31,8 @@ RUN python3 -m venv /opt/venv \
     && /opt/venv/bin/pip check
 
 # FLASH_ATTN=1 compiles flash-attn for FLASH_ATTN_ARCHS; it needs a BASE with the nvcc of torch's CUDA, such as
-# nvidia/cuda:13.0.2-devel-ubuntu24.04, hours of CPU time, and was never built whole nor tried on a GPU. Without it attention is torch's
-# own, which has the same algorithm.
+# nvidia/cuda:13.0.2-devel-ubuntu24.04, and hours of CPU time. It was never built whole, nor tried on a GPU. Without it
+# attention is torch's own, which has the same algorithm.
 FROM packages AS attention
 ARG FLASH_ATTN=0
 ARG FLASH_ATTN_VERSION=2.8.3.post2
