@@ -20,7 +20,7 @@ def join_rows(patch: pytest.MonkeyPatch) -> None:
 def decode_as_a_card(patch: pytest.MonkeyPatch) -> None:
     """Let the lean trunk sample on a CPU as on a card, also in float32: own tokens, fused kernels, weights apart."""
     join_rows(patch)
-    patch.setattr(spans, "flash_attention", lambda *args, **options: (_one_kernel(*args, **options),))
+    patch.setattr(spans, "flash_attention", lambda *args, **options: (one_kernel(*args, **options),))
     patch.setattr(spans, "kernel_works", lambda *_: True)
     patch.setitem(fused_linear.FUSED_BY_DEVICE, "cpu", True)
     patch.setitem(library_decoding.FEW_KERNELS_BY_DEVICE, "cpu", True)
@@ -71,7 +71,7 @@ def flash_attention(
 
 
 @torch.library.custom_op("rlhf_tests::flash_attention", mutates_args=())
-def _one_kernel(
+def one_kernel(
     query: Tensor,
     key: Tensor,
     value: Tensor,

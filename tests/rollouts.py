@@ -2,29 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.shared_base import SharedBase
-
-
-class WatchQuestions(TorchDispatchMode):
-    """Notes in `asked` the operations that wait for a number of the device, which a captured graph cannot hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "lift_fresh", "is_nonzero"):
-            self.asked.append(str(func))
-        return func(*args, **(kwargs or {}))
-
 
 LENGTHS = [1, 12, 5, 3, 9, 2, 7, 4]  # tokens of the responses
 GROUP = 4  # responses to a prompt

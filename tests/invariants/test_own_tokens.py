@@ -16,7 +16,7 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.rollout.library_decoding import WINDOW_BY_DEVICE, LibraryDecoding, using_attention
 from tests import kernels, models
-from tests.rollouts import WatchQuestions
+from tests.tape import capture_on_cpu
 
 VOCABULARY, PAD, EOS = 64, 0, 5
 NEW_TOKENS = 24  # with the longest prompt far beyond the windows of 16 tokens
@@ -36,7 +36,7 @@ def read(monkeypatch) -> Iterator[list[Tensor]]:
 
     def recorded(*args: Any, seqused_k: Tensor, **options: Any) -> tuple[Tensor, ...]:
         lengths.append(seqused_k.clone())
-        return kernels.flash_attention(*args, seqused_k=seqused_k, **options)
+        return (kernels.one_kernel(*args, seqused_k=seqused_k, **options),)
 
     monkeypatch.setattr(spans, "flash_attention", recorded)
     monkeypatch.setattr(flash, "DTYPES", (torch.bfloat16, torch.float32))
@@ -124,21 +124,13 @@ def test_rows_that_are_kept_stay_in_the_layout_of_the_kernel(monkeypatch, read):
     assert not state.worth_dropping(2, 1)
 
 
-def test_a_step_asks_the_device_for_nothing_and_makes_no_state(read):
-    """What a CUDA graph replays: the lengths are tensors that a step changes in place."""
+def test_replayed_steps_draw_the_tokens_of_plain_ones(monkeypatch, read):
+    """What a CUDA graph replays: the lengths are tensors that a step changes in place, also those of a window."""
     model = models.model("mistral", VOCABULARY).requires_grad_(False)
-    watch = WatchQuestions()
-
-    with using_attention(model, own_tokens.NAME), torch.no_grad():
-        state = decoding(model)
-        state.open_window(1)
-        places = {name: x.data_ptr() for name, x in vars(state).items() if isinstance(x, Tensor)}
-        assert "spans" in places
-        with watch:
-            state.advance()
-            state.advance()
-    assert not watch.asked
-    assert places == {name: x.data_ptr() for name, x in vars(state).items() if isinstance(x, Tensor)}
+    expected = drawn(model, copies=3)
+    tapes = capture_on_cpu(monkeypatch)
+    assert torch.equal(drawn(model, copies=3).tokens, expected.tokens)
+    assert len(tapes) == 1, "one capture serves the whole response"
 
 
 def reads_own_tokens(model: Any) -> bool:

@@ -23,10 +23,9 @@ from rlhf.rollout.library_decoding import (
 )
 from tests.decoding_models import activated, adapted
 from tests.oracle.dense import token_logprobs
-from tests.rollouts import WatchQuestions
+from tests.tape import capture_on_cpu
 
 VOCAB, EOS, PAD = 50, 2, 0
-KV = ("keys", "values")
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -237,28 +236,15 @@ def test_looking_less_often_changes_nothing(model, monkeypatch, every):
     assert responses(drawn(model, rows, batch_size=32, response_length=60)) == responses(often)
 
 
-def test_a_decoding_step_can_be_captured_as_a_graph(model):
-    """It changes tensors in place and nothing else, and never asks the device for a number."""
-    decoding = LibraryDecoding(model, prompts(4), torch.rand(4, 30), Sampling(30, 30, 1.0, 4), Ids(), None)
-    for layer in decoding.layers:
-        layer.window = decoding.width + decoding.room
-    watch = WatchQuestions()
-
-    def state() -> dict[str, object]:
-        parts = vars(decoding) | vars(decoding.rows)
-        tensors = {k: v.data_ptr() for k, v in parts.items() if isinstance(v, Tensor)}
-        caches = {f"{i}.{k}": getattr(layer, k).data_ptr() for i, layer in enumerate(decoding.layers) for k in KV}
-        numbers = {k: v for k, v in vars(decoding).items() if isinstance(v, (int, float))}
-        return tensors | caches | numbers
-
-    before = state()
-    assert {"step", "position", "tokens", "ended"} <= before.keys()
-    with torch.no_grad(), watch:
-        decoding.advance()
-        decoding.advance()
-    assert not watch.asked
-    assert state() == before
-    assert decoding.step.item() == 2
+@pytest.mark.parametrize("window", [Window(15, 16, 1), Window(255, 16, 16)])
+def test_replayed_steps_draw_the_tokens_of_plain_ones(model, monkeypatch, window):
+    """A tape does a step's operations again on the same tensors, as a graph does. Rows end, windows open."""
+    rows = prompts(16)
+    expected = responses(drawn(model, rows, batch_size=16, response_length=60))
+    monkeypatch.setitem(WINDOW_BY_DEVICE, "cpu", window)
+    tapes = capture_on_cpu(monkeypatch)
+    assert responses(drawn(model, rows, batch_size=16, response_length=60)) == expected
+    assert len(tapes) == 1 if window.ahead == 255 else len(tapes) > 2
 
 
 @pytest.mark.gpu
