@@ -20,7 +20,6 @@ CPU, WALL, RATE, PEAK, HELD, CARD_PEAK, PROCESS = (
 )
 COUNTED = {"flops": "operations", "moved": "bytes moved", "launched": "launches", "reads": "host reads"}
 PREDICTED = {"flops": "operations", "moved": "bytes moved", "launched": "launches", "peak_bytes": PEAK}
-MEASURED = (CPU, WALL, RATE, PROCESS)  # the others are the same in every run of the same code
 MEMORY = (PEAK, HELD, CARD_PEAK)
 REST = "the rest"  # of a stage: reading and encoding rows, starting, writing
 MATERIAL = 0.01  # share of the whole stage's below which a change of a phase is not judged
