@@ -73,7 +73,7 @@ ON_BASE: Changes = {  # the worlds of a seed share one base
     "tokenizer.source": "local",
     "tokenizer.vocab_size": None,
 }
-PROMPTS, ANSWERS = 96, 32  # of best-of-n
+PROMPTS, ANSWERS = 96, 128  # of best-of-n
 ROWS = 256  # decoded or scored together
 MEMBERS = 3
 VARIANCE_COEF = 0.5  # of an ensemble's mean_minus_var, on standardised scores
