@@ -144,6 +144,13 @@ def test_a_layer_of_the_lean_trunk_by_hand():
     assert not any(step.unsafe for step in apart.values())
 
 
+def test_norms_of_heads_are_a_kernel_and_a_copy_each():
+    changes = {"hardware__trunk": "lean", "lora__lora_dropout": 0.0, "ppo__rollout_weights": "merged"}
+    found = decoding_step.decoding_steps(load(RECIPES / "8gb-qwen3-1.7b" / "v1", **changes))["policy"].per_layer
+    norms = ["aten::mul", "aten::copy_"]
+    assert found[:7] == ("aten::mul", "aten::mm", *norms, *norms, "aten::cat") and len(found) == 13 + 2 * len(norms)
+
+
 @pytest.mark.parametrize("change", [{"model__dtype": "float32"}, {"hardware__name": "t4"}])
 def test_the_library_samples_where_the_lean_trunk_cannot(change):
     """In float32, and where a card has no attention of own tokens."""

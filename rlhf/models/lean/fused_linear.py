@@ -269,7 +269,26 @@ class HeadNorm(NamedTuple):
         return heads_of(y, self.rotary.cos.shape[-1])[:, :, : self.rotary.heads]
 
 
-OutputOp = Rotary | HeadNorm
+class FusedHeadNorms(NamedTuple):
+    """What `HeadNorm` does, without a gradient: one kernel for the norm of queries, and one for that of keys."""
+
+    norms: Sequence[tuple[FusedNorm, int]]  # one after the other, with the number of its heads
+    rotary: Rotary
+
+    def forward(self, y: Tensor) -> tuple[Tensor, ...]:
+        """Change y (B, T, out) in place."""
+        heads = heads_of(y, self.rotary.cos.shape[-1])[:, :, : self.rotary.heads]
+        for (norm, _), own in zip(self.norms, heads.split([count for _, count in self.norms], 2), strict=True):
+            own.copy_(norm.forward(own)[0])
+        self.rotary.rotate_(y)
+        return ()
+
+    def backward(self, dy: Tensor, *saved: Tensor) -> Tensor:
+        """There is none."""
+        raise NotImplementedError
+
+
+OutputOp = Rotary | HeadNorm | FusedHeadNorms
 
 
 def heads_of(x: Tensor, head_dim: int) -> Tensor:

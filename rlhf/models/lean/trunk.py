@@ -26,6 +26,7 @@ from rlhf.models.lean import packed
 from rlhf.models.lean.fused_linear import (
     FUSED_BY_DEVICE,
     AdaptedLinear,
+    FusedHeadNorms,
     FusedLinear,
     FusedNorm,
     FusedRotary,
@@ -292,16 +293,17 @@ class LeanTrunk:
         head_dim, (cos, sin) = attention.head_dim, layout.rotary
         query_heads, kv_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
         linear = partial(self._linear, role, layout.in_place)
+        output_op = partial(self._output_op, attention, layout.in_place)
         if last and layout.selects:
-            after = self._output_op(attention, cos, sin, 0, kv_heads)
+            after = output_op(cos, sin, 0, kv_heads)
             kv = heads_of(linear(x, all_qkv[1:], norm, after), head_dim)
             layout.store(number, kv, 0)
             k, v = kv.chunk(2, 2)
             x = layout.selected(x)
-            after = self._output_op(attention, *layout.selected_rotary, query_heads, 0)
+            after = output_op(*layout.selected_rotary, query_heads, 0)
             q = heads_of(linear(x, all_qkv[:1], norm, after), head_dim)
         else:
-            after = self._output_op(attention, cos, sin, query_heads, kv_heads)
+            after = output_op(cos, sin, query_heads, kv_heads)
             qkv = heads_of(linear(x, all_qkv, norm, after), head_dim)
             layout.store(number, qkv, query_heads)
             q, k, v = qkv.split([query_heads, kv_heads, kv_heads], 2)
@@ -311,14 +313,16 @@ class LeanTrunk:
         gate_up = linear(x, both_gates, norm)
         return linear(gate_up, down, SwiGLU(), residual=x)
 
-    def _output_op(self, attention: Any, cos: Tensor, sin: Tensor, queries: int, keys: int) -> OutputOp:
+    def _output_op(self, attention: Any, in_place: bool, cos: Tensor, sin: Tensor, queries: int, keys: int) -> OutputOp:
         """Return the step after the product that gives `queries` heads of queries and `keys` heads of keys."""
-        rotary_of = FusedRotary if FUSED_BY_DEVICE[cos.device.type] else Rotary
-        rotary = rotary_of(cos, sin, queries + keys)
+        fused = FUSED_BY_DEVICE[cos.device.type]
+        rotary = (FusedRotary if fused else Rotary)(cos, sin, queries + keys)
         if not hasattr(attention, "q_norm"):
             return rotary
-        weights = (attention.q_norm.weight.expand(queries, -1), attention.k_norm.weight.expand(keys, -1))
-        return HeadNorm(Norm(torch.cat(weights), self.eps), rotary)
+        weights = [(attention.q_norm.weight, queries), (attention.k_norm.weight, keys)]
+        if fused and in_place:
+            return FusedHeadNorms([(FusedNorm(weight, self.eps), n) for weight, n in weights if n], rotary)
+        return HeadNorm(Norm(torch.cat([weight.expand(n, -1) for weight, n in weights]), self.eps), rotary)
 
     def _linear(
         self,
