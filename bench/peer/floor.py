@@ -24,7 +24,7 @@ from rlhf.models import matmul
 from rlhf.observe.telemetry import Telemetry
 from rlhf.rollout import decoding
 
-PHASES = ("rollout", "score", "update", "train")  # of steps; of SFT, reward model, DPO and KTO the last is the whole
+STEP_PHASES = ("rollout", "score", "update", "train")  # the last is the whole step of SFT, reward model, DPO and KTO
 
 
 def count(arguments: list[str], steps: int) -> dict[str, float]:
@@ -43,7 +43,7 @@ def count(arguments: list[str], steps: int) -> dict[str, float]:
     matmul.ONEDNN = False  # nor oneDNN's products: the same ones by torch are counted
     with sdpa_kernel(SDPBackend.MATH):  # fused attention on a CPU has no formula; as products it is counted
         cli.cli(arguments, standalone_mode=False)
-    return {name: flops[name] / steps for name in PHASES if name in flops}
+    return {name: flops[name] / steps for name in STEP_PHASES if name in flops}
 
 
 def rate(device: str, dtype: torch.dtype, size: int) -> float:
