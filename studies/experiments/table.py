@@ -132,8 +132,8 @@ EXPERIMENTS = {
     "pairs": Experiment(
         {f"{count:,}": Arm(_pairs(count)) for count in (50, 100, 1_000)} | {"10,000": Arm({})},
         ("pretrain", "sft"),
-        ("rm", "ppo"),
-        (ACCURACY, GAP, PPO_GAIN, PPO_KL),
+        ("rm",),
+        (ACCURACY, GAP),
     ),
     "rate-sft": rates("sft", {}, Reading("perplexity / before", "sft", "perplexity_ratio")),
     "rate-rm": rates("rm", {"rm.max_samples": 3_000}, ACCURACY, GAP),
@@ -152,6 +152,6 @@ EXPERIMENTS = {
         (Reading("perplexity before", "sft", "perplexity_before"), PERPLEXITY),
         recipe=SMOLLM2,
         shared={"sft.max_samples": 160, "sft.max_eval_samples": 64},
-        seeds=(0, 1),
+        seeds=(0,),
     ),
 }
