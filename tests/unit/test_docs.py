@@ -305,8 +305,9 @@ def test_every_key_of_the_summaries_in_the_records_is_explained():
     assert len(metrics) > 60
     for key in {*metrics, *(key for summary in summaries for key in summary)}:
         over_sft = re.sub(r"_base(?=_|$)", "_sft", key)  # the page says that `_base` stands for it without SFT
-        of_any_reward = key.replace("reward_numeric_answer", "reward_NAME")
-        assert {f"`{key}`", f"`{over_sft}`", f"`{of_any_reward}`"} & explained, key
+        of_any_reward = re.sub(r"^reward_\w+?(?=(_sft|_gain)?(_low|_high)?$)", "reward_NAME", over_sft)
+        names = (key, over_sft, of_any_reward, f"eval/{of_any_reward}")  # in summaries without `eval/`
+        assert {f"`{name}`" for name in names} & explained, key
 
 
 def test_the_names_of_our_targets_lead_to_their_metrics():

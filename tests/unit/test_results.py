@@ -10,6 +10,7 @@ import pytest
 from bench import recipe_index, records, results
 from bench.kinds import PeerRecord, SameRecord
 from bench.memory import budgets
+from bench.paths import newest
 from bench.peer import figures
 from bench.reading import read
 from rlhf import recipe
@@ -17,7 +18,10 @@ from rlhf.errors import UserError
 from rlhf.evaluation import reproduce
 from rlhf.files import sha256
 from rlhf.plan import prediction_file
-from tests.helpers import rlhf
+from rlhf.run import reader
+from rlhf.run.evidence import gains_over_start
+from rlhf.run.outcomes import Reproduction
+from tests.helpers import not_none, rlhf
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results").rglob("*.json"))
@@ -325,3 +329,22 @@ def test_the_page_of_results_names_a_record_that_is_damaged(tmp_path, content, m
     (tmp_path / "cpu_2026-01-01.json").write_text(content)
     with pytest.raises(UserError, match=message):
         results.page(tmp_path)
+
+
+def test_the_page_of_chain_sum_says_what_its_record_proves():
+    page = (ROOT / "recipes/cpu-smollm2-chain-sum/v1/README.md").read_text()
+    file = newest(ROOT / "results/cpu-smollm2-chain-sum/v1", "*/*.json")
+    assert f"](../../../{file.relative_to(ROOT)})" in page
+    for seed, stages in not_none(reader.read(file, Reproduction)).seeds.items():
+        metrics, (gain,) = stages["evaluate"].metrics, gains_over_start(stages)
+        shares = [
+            "{:.1%} ({:.1%} to {:.1%})".format(*(metrics[f"{who}/{gain.key}{end}"] for end in ("", "_low", "_high")))
+            for who in ("base", "grpo")
+        ]
+        points = f"{100 * gain.value:.0f} ({100 * not_none(gain.low):.0f} to {100 * not_none(gain.high):.0f})"
+        assert f"| {seed} | {gain.prompts} | {' | '.join(shares)} | {points} | {gain.verdict} |" in page
+    logs = sorted(file.with_suffix("").glob("*/samples.jsonl"))
+    rows = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    sums = [row for row in rows if " + " in row["prompt"]]
+    before, after = (sum(row[who]["rewards"]["reasoning_gym"] == 1 for row in sums) for who in ("base", "grpo"))
+    assert f"rose from {before} to {after} of {len(sums)}" in page
