@@ -122,6 +122,12 @@ class SpeedFigures(TypedDict, total=False):
     stages: dict[StageName, StageSteps]
 
 
+class GraphFigures(TypedDict, total=False):
+    """Real steps of PPO with captured updates and without (graphs:measure)."""
+
+    updates: dict[str, StageSteps]
+
+
 # Function of an item (`GpuItem.function`) -> what it measures.
 ITEM_FIGURES: dict[str, Any] = {
     "machine:device": DeviceFigures,
@@ -130,4 +136,5 @@ ITEM_FIGURES: dict[str, Any] = {
     "training:measure": TrainingFigures,
     "memory:measure": MemoryFigures,
     "speed:measure": SpeedFigures,
+    "graphs:measure": GraphFigures,
 }
