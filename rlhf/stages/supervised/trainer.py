@@ -14,6 +14,7 @@ from peft import PeftModel
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput
 
 from rlhf.models.precision import Model
 from rlhf.models.random_state import kept_random_state
@@ -129,6 +130,24 @@ class RunTrainer(Trainer):
             metrics: dict[str, float] = super().evaluate(*args, **kwargs)
         self.trained_model.train(training)
         return metrics
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Evaluate in the batches of one process; of several, each evaluates all of them.
+
+        The library would divide the rows, and fill a short last batch with rows that count in its mean.
+        """
+        if distributed.world() == 1:
+            return super().evaluation_loop(*args, **kwargs)
+        self.trained_model.eval()
+        rows: Any = self.eval_dataset
+        batch_size, total = self.args.per_device_eval_batch_size * distributed.world(), 0.0
+        for start in range(0, len(rows), batch_size):
+            batch = [rows[i] for i in range(start, min(start + batch_size, len(rows)))]
+            loss, *_ = self.prediction_step(self.trained_model, self.data_collator(batch), prediction_loss_only=True)
+            assert loss is not None
+            total += loss.item() * len(batch)
+        metrics = {"eval_loss": total / len(rows)}
+        return EvalLoopOutput(None, None, metrics, num_samples=len(rows))  # type: ignore[arg-type]
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         """Take the steps of an epoch; none after the last step, which a resumed run may have taken in the middle of it.
