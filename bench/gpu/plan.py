@@ -60,7 +60,7 @@ ITEMS = (
     ),
     GpuItem(
         "graphs-v4",
-        4,
+        3,
         f"With captured passes an update of PPO takes at most {_percent(CAPTURED_SHARE)} of its seconds without.",
         "graphs:measure",
         H100_LEAN,
@@ -146,7 +146,7 @@ ITEMS = (
     ),
     GpuItem(
         "tests",
-        12,
+        11,
         "Every test of tests/gpu passes: chains in 16 and 4 bits, twice with the same bits, with the memory that is "
         "predicted, and micro-batches whose gradients differ by rounding only.",
         "suites:measure",
