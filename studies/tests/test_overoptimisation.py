@@ -3,15 +3,17 @@
 import itertools
 import json
 import math
+import re
 from statistics import fmean, stdev
 
 import pytest
 
+from bench.reading import read
 from rlhf import recipe
 from rlhf.data.split import part
 from rlhf.data.worlds import toy
-from studies.kinds import Fitted
-from studies.overoptimisation import chains, curves
+from studies.kinds import Fitted, OveroptimisationRecord
+from studies.overoptimisation import chains, curves, page
 from studies.overoptimisation.curves import Form
 
 FORMS: tuple[Form, ...] = ("best_of_n", "ppo")
@@ -108,3 +110,17 @@ def test_the_recipes_of_all_runs_are_valid_and_none_has_a_kl_penalty(tmp_path):
             chains.REWARD_MODELS[name].pairs,
             None if how is None else chains.MEMBERS,
         )
+
+
+def test_the_page_and_the_picture_show_the_newest_record_which_is_of_committed_code_and_of_the_recipe_as_it_is():
+    record = read(page.newest(), OveroptimisationRecord)
+    assert record["code"]["dirty"] is False
+    assert record["recipe_sha256"] == recipe.load(chains.RECIPE).sha256
+    text = page.PAGE.read_text(encoding="utf-8")
+    tables = page.tables(record)
+    assert all(page.marked(name, table) in text for name, table in tables.items())
+    assert f"](results/{page.newest().name})" in text
+    assert page.picture_of(record) == page.IMAGE.read_text(encoding="utf-8")
+    figure = re.compile(r"-?\d+\.\d\d")
+    said = figure.findall(text.partition("## What agrees")[2].replace("−", "-"))
+    assert said and {*said} <= {*figure.findall(" ".join(tables.values()))}
