@@ -37,7 +37,7 @@ def test_best_of_n_is_the_mean_over_all_subsets_with_ties_shared():
                 tops = [[i for i in subset if scores[i] == max(scores[j] for j in subset)] for subset in drawn]
                 bests.append(fmean(fmean(values[i] for i in top) for top in tops))
             every = [x for row in judged[judge] for x in row]
-            assert point[judge] == pytest.approx((fmean(bests) - fmean(every)) / stdev(every), abs=1e-5)
+            assert dict(point)[judge] == pytest.approx((fmean(bests) - fmean(every)) / stdev(every), abs=1e-5)
         assert point["truth_low"] <= point["truth"] <= point["truth_high"]
 
 
