@@ -57,7 +57,7 @@ from studies.overoptimisation.chains import CHANGES, RECIPE, TOY, Chains
 def main(
     seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, runs: Path, only_page: bool, save: Path | None
 ) -> None:
-    """Measure over-optimisation of reward models whose truth is known. Takes half an hour of CPU time."""
+    """Measure over-optimisation of reward models whose truth is known. Takes about twenty minutes of CPU time."""
     if only_page:
         page.write(page.newest())
         return

@@ -128,7 +128,7 @@ def tables(record: OveroptimisationRecord) -> dict[str, str]:
 WIDE, HIGH = 900, 640
 PANELS: dict[Form, tuple[tuple[float, float, float], tuple[float, float, float]]] = {  # low, high and tick of each axis
     "best_of_n": ((0.0, 2.0, 0.5), (-0.5, 2.5, 0.5)),
-    "ppo": ((0.0, 9.0, 1.0), (-2.0, 2.5, 0.5)),
+    "ppo": ((0.0, 9.0, 1.0), (-2.0, 3.5, 0.5)),
 }
 
 
