@@ -1,7 +1,7 @@
 """Updates that replay captured passes: the same gradients and statistics as without, and no graph where one errs."""
 
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.rollouts import grouped_rollout, made_up_rollout
 from tests.tape import Tape, capture_passes_on_cpu
 
 STEPS = 3
+ONE = torch.ones(())
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,16 @@ def test_a_graph_that_errs_is_not_used(run, rollouts, graphs_of, fault, monkeypa
     assert_same(ppo_from(run, rollouts[:1], wanted=True), plain)
     said = capsys.readouterr().err
     assert said.count("launch each kernel from now on") == 1 and message in said
+
+
+@pytest.mark.parametrize(("share", "errs"), [(0.1, False), (0.5, True)])
+def test_rounding_in_a_deep_model_is_no_error(share, errs):
+    parameter, gradient, stats = torch.nn.Parameter(torch.zeros(2)), torch.ones(2), captured.weighted({"loss": ONE})
+    shared: Any = None
+    passes = captured.CapturedPasses(shared, shared, [parameter])
+    passes._gradients[parameter] = gradient * (1 + share)
+    with pytest.raises(RuntimeError, match="differs by") if errs else nullcontext():
+        passes._compare(stats, stats, {parameter: gradient})
 
 
 REASONS: dict[str, tuple[dict[str, Any], Callable[[pytest.MonkeyPatch], None], str]] = {
