@@ -351,6 +351,7 @@ SPEED = {
     *("hardware.trunk", "ppo.rollout_weights", "ppo.rollout_batch_size", "ppo.score_batch_size"),
     *(f"{s}.{key}" for s in ("sft", "rm", "dpo") for key in ("per_device_train_batch_size", GRADIENT_ACCUMULATION)),
     "evaluate.batch_size",
+    "hardware.update_graphs",
 }
 
 
