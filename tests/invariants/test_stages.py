@@ -29,6 +29,7 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.evaluation import policies as evaluation
 from rlhf.models.loading import load_tokenizer
+from rlhf.process import distributed
 from rlhf.recipe import GROUPS, Dpo, PinnedRecipe
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
@@ -348,6 +349,25 @@ def test_a_validation_is_of_all_its_pairs_alike(trained, tmp_path, stage):
     found = trainer.evaluate()
     assert found["eval_loss"] == pytest.approx(-logsigmoid(torch.cat(gaps)).mean().item(), rel=1e-4)
     assert trainer.model.training and torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_several_processes_validate_in_the_batches_of_one(trained, tmp_path, monkeypatch, accumulated):
+    """Whether they share the rows of a micro-batch, or the micro-batches of a step."""
+    loaded = small(dpo__eval_steps=2, dpo__max_eval_samples=11, dpo__gradient_accumulation_steps=accumulated)
+    share = Dpo.per_device
+    monkeypatch.setattr(Dpo, "per_device", lambda options, _: share(options, 2))
+    trainer = built("dpo", loaded, beside(trained, tmp_path, "pretrain", "sft"))
+    sizes: list[int] = []
+
+    def step(_: Any, batch: dict[str, Tensor], **__: Any) -> tuple[Tensor]:
+        sizes.append(len(batch["input_ids"]))
+        return (torch.ones(()),)
+
+    monkeypatch.setattr(trainer, "prediction_step", step)
+    monkeypatch.setattr(distributed, "world", lambda: 2)
+    trainer.evaluation_loop(None)
+    assert sizes == [16, 6]
 
 
 def test_label_smoothing_is_for_the_sigmoid_loss():

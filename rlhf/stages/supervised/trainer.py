@@ -140,7 +140,7 @@ class RunTrainer(Trainer):
             return super().evaluation_loop(*args, **kwargs)
         self.trained_model.eval()
         rows: Any = self.eval_dataset
-        batch_size, total = self.args.per_device_eval_batch_size * distributed.world(), 0.0
+        batch_size, total = self.args.per_device_eval_batch_size, 0.0
         for start in range(0, len(rows), batch_size):
             batch = [rows[i] for i in range(start, min(start + batch_size, len(rows)))]
             loss, *_ = self.prediction_step(self.trained_model, self.data_collator(batch), prediction_loss_only=True)

@@ -65,7 +65,7 @@ def arguments(kind: type[ArgumentsT], run: StageRun, options: Optimization, **ov
         save_steps=options.save_steps,
         eval_strategy="steps" if eval_steps else "no",
         eval_steps=eval_steps,
-        per_device_eval_batch_size=micro_batch,
+        per_device_eval_batch_size=options.per_device_train_batch_size,  # of one process: RunTrainer.evaluation_loop
         dataloader_pin_memory=recipe.hardware.device == "cuda",
         ddp_find_unused_parameters=False,
         include_num_input_tokens_seen="non_padding",
