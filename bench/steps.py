@@ -167,6 +167,11 @@ def spread(values: Sequence[float]) -> Spread:
     return {"median": median, "low": low, "high": high, "n": len(values)}
 
 
+def said_by(stage: StageName, out: Path) -> Path:
+    """Return the file with what a stage that was run below `out` has said on stderr."""
+    return out / f"{stage}.stderr"
+
+
 def _run(loaded: PinnedRecipe, stage: StageName, out: Path, preflight: bool) -> str:
     """Run a stage. Return `done`, or `out of memory`. Raises UserError with the end of stderr for any other failure."""
     command = [sys.executable, "-m", "rlhf.cli", "run", stage, "--recipe", str(loaded.directory), "--out", str(out)]
@@ -176,6 +181,7 @@ def _run(loaded: PinnedRecipe, stage: StageName, out: Path, preflight: bool) -> 
     ]
     environment = child_environment(HF_HUB_OFFLINE="1")
     process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    said_by(stage, out).write_text(process.stderr, encoding="utf-8")
     if process.returncode == EXHAUSTED:
         return "out of memory"
     if process.returncode:

@@ -6,6 +6,7 @@ from bench.gpu.measured import GraphFigures
 from bench.gpu.plan import CAPTURED_SHARE
 from bench.gpu.record import Decision
 from rlhf.recipe.stages import PPO
+from rlhf.stages.online.captured import LAUNCHED_EACH
 from rlhf.terminal.wording import gb
 
 CAPTURED, LAUNCHED = "captured", "launched"
@@ -22,6 +23,9 @@ def measure(context: Context[GraphFigures]) -> Decision:
         count = 2 if context.dry_run else STEPS
         row = steps.measure(loaded, (PPO,), out, steps=count, shape="hh", preflight=False)[PPO]
         measured["updates"][name] = row
+        if on:
+            said = steps.said_by(PPO, out).read_text(encoding="utf-8").splitlines()
+            measured["given_up"] = next((line for line in said if LAUNCHED_EACH in line), None)
         context.save()
         folder = out / loaded.name / loaded.version / PPO
         if folder.exists():
@@ -38,4 +42,6 @@ def decision(measured: GraphFigures, dry_run: bool) -> Decision:
     peak = rows[CAPTURED].get("peak_vram_bytes")
     why = f"an update takes {with_graphs:.3g} s with graphs and {without:.3g} s without"
     why += f", peak {gb(peak, 1)} GB" if peak else ""
+    if said := measured.get("given_up"):
+        return Decision(None if dry_run else False, f"{said}; {why}")
     return Decision(None if dry_run else with_graphs <= CAPTURED_SHARE * without, why)

@@ -126,6 +126,7 @@ class GraphFigures(TypedDict, total=False):
     """Real steps of PPO with captured updates and without (graphs:measure)."""
 
     updates: dict[str, StageSteps]
+    given_up: str | None  # the note of a run that was to capture and went on without graphs
 
 
 # Function of an item (`GpuItem.function`) -> what it measures.

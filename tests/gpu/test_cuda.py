@@ -120,6 +120,14 @@ def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, kind):
         assert GlobalPageManager.get_instance().paged_tensors, "no optimizer state was paged"
 
 
+def test_updates_replay_graphs_to_the_end(tmp_path, capsys):
+    """PPO with a critic of its own, and GRPO whose prompts are shared. The stage has compared what each graph gives."""
+    loaded = on_gpu("none", GROUPS, **LEAN, hardware__update_graphs=True)
+    run_stages(loaded, tmp_path, *STAGES[:3], "grpo")
+    said = capsys.readouterr().err
+    assert said.count("updates replay captured graphs") == 2 and "launch each kernel" not in said
+
+
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_two_runs_have_the_same_bits(tmp_path, quantization):
     if quantization == "nf4":

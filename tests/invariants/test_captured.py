@@ -145,7 +145,20 @@ def test_rounding_in_a_deep_model_is_no_error(share, errs):
     passes = captured.CapturedPasses(shared, shared, [parameter])
     passes._gradients[parameter] = gradient * (1 + share)
     with pytest.raises(RuntimeError, match="differs by") if errs else nullcontext():
-        passes._compare(stats, stats, {parameter: gradient})
+        passes._compare(stats, stats, {parameter: gradient}, gradient.norm())
+
+
+def test_rounding_without_a_signal_is_no_error():
+    """Of a group of equal answers the gradient is rounding alone; it is compared with those that had a signal."""
+    parameter, stats = torch.nn.Parameter(torch.zeros(2)), captured.weighted({"loss": ONE})
+    shared: Any = None
+    passes = captured.CapturedPasses(shared, shared, [parameter])
+    passes._largest_norm("policy", {parameter: torch.ones(2)})
+    rounding = {parameter: torch.full((2,), 1e-6)}
+    passes._gradients[parameter] = -rounding[parameter]
+    passes._compare(stats, stats, rounding, passes._largest_norm("policy", rounding))
+    with pytest.raises(RuntimeError, match="differs by"):
+        passes._compare(stats, stats, rounding, passes._largest_norm("critic", rounding))
 
 
 REASONS: dict[str, tuple[dict[str, Any], Callable[[pytest.MonkeyPatch], None], str]] = {

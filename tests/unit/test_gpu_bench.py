@@ -505,6 +505,8 @@ def test_graphs_are_decided_by_the_seconds_of_an_update(seconds, holds):
     measured: GraphFigures = {"updates": {graphs.CAPTURED: row(seconds), graphs.LAUNCHED: row(1.0)}}
     assert graphs.decision(measured, False).holds is holds
     assert graphs.decision(measured, True).holds is (None if seconds else False)
+    measured["given_up"] = "a captured pass differs by 1"
+    assert graphs.decision(measured, False).holds is False
 
 
 def test_hours_are_measured_on_rows_of_usual_length():

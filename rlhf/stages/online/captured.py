@@ -33,6 +33,7 @@ SLOTS = 64  # likewise of response tokens, which cost a row of logits each
 # Relative difference from a pass without a graph. A wrong address gives about 1. Two passes of a deep model in 16 bits
 # may differ by some per cent: a kernel for another shape rounds otherwise, and each layer adds to it.
 BOUND = 0.25
+LAUNCHED_EACH = "hardware.update_graphs: updates launch each kernel"  # without graphs, as it is said
 BatchT = TypeVar("BatchT", bound=TrainingBatch)
 
 
@@ -83,14 +84,17 @@ def captured_passes(
 ) -> "CapturedPasses | None":
     """Return what captures and replays the passes of updates; None where that cannot be. Say which."""
     if reason := why_not(shared, options):
-        say(f"note: hardware.update_graphs: updates launch each kernel: {reason}")
+        say(f"note: {LAUNCHED_EACH}: {reason}")
         return None
     say("updates replay captured graphs")
     return CapturedPasses(shared, options, parameters)
 
 
 class CapturedPasses:
-    """Adds gradients of micro-batches by replaying graphs, or without them from the first on that fails."""
+    """Adds gradients of micro-batches by replaying graphs, or without them from the first on that fails.
+
+    given_up: why there are no graphs any more; None while they work.
+    """
 
     def __init__(self, shared: SharedBase, options: OnlineOptions, parameters: Sequence[nn.Parameter]):
         self.shared, self.options, self.parameters = shared, options, parameters
@@ -98,7 +102,8 @@ class CapturedPasses:
         self._checked: set[Hashable] = set()
         self._gradients: dict[nn.Parameter, Tensor] = {}  # where the graphs add to
         self._pool: Any = None  # of the first graph
-        self._works = True
+        self._largest: dict[Hashable, Tensor] = {}  # norm of a gradient so far, of each kind of pass
+        self.given_up: str | None = None
 
     def __call__(self, add: AddGradient, micro: BatchT, *given: Tensor | Hashable) -> Weighted:
         """Return `add(micro, *given)`, which adds to the gradients of parameters, or replay what it does.
@@ -106,7 +111,7 @@ class CapturedPasses:
         A graph sees new tensors of `given`. For each other value, and each role, there is another graph; a value that
         `add` takes from elsewhere must never change.
         """
-        if not self._works:
+        if self.given_up is not None:
             return add(micro, *given)
         fixed = self._fixed(micro)
         inputs = [*fixed.tensors(), *(x for x in given if isinstance(x, Tensor))]
@@ -153,14 +158,15 @@ class CapturedPasses:
         if plain:  # else there is nothing to add
             try:
                 self._attach([*plain])
+                size = self._largest_norm((add, self.shared.roles.active), plain)
                 if key in self._graphs:
-                    self._compare(self._graphs[key].replay(inputs), result, plain)
+                    self._compare(self._graphs[key].replay(inputs), result, plain, size)
                     self._checked.add(key)
                 else:
                     self._graphs[key] = self._capture(add, fixed, given, [*plain])
             except RuntimeError as error:  # among them those of CUDA, and a lack of memory
-                say(f"note: hardware.update_graphs: updates launch each kernel from now on: {message_of(error)}")
-                self._works = False
+                self.given_up = message_of(error)
+                say(f"note: {LAUNCHED_EACH} from now on: {self.given_up}")
                 self._graphs.clear()  # with their memory
         for parameter, old in zip(self.parameters, before, strict=True):
             new = plain.get(parameter)
@@ -180,11 +186,20 @@ class CapturedPasses:
         self._pool = self._pool or graph.pool()
         return _Graph(graph, [*fixed.tensors(), *(x for x in kept if isinstance(x, Tensor))], parameters, result)
 
-    def _compare(self, found: Weighted, result: Weighted, plain: Mapping[nn.Parameter, Tensor]) -> None:
-        """Raise RuntimeError unless a graph has given the statistics and gradients of a pass without one."""
+    def _largest_norm(self, kind: Hashable, plain: Mapping[nn.Parameter, Tensor]) -> Tensor:
+        """Return the largest norm of a gradient of this kind of pass, these gradients' included."""
+        norm = nn.utils.get_total_norm(plain.values())
+        self._largest[kind] = torch.maximum(norm, self._largest.get(kind, norm))
+        return self._largest[kind]
+
+    def _compare(self, found: Weighted, result: Weighted, plain: Mapping[nn.Parameter, Tensor], size: Tensor) -> None:
+        """Raise RuntimeError unless a graph has given the statistics and gradients of a pass without one.
+
+        size: norm that the difference is compared with. A micro-batch without signal has a gradient of rounding errors.
+        """
         of_values = (found.values - result.values).abs() / result.values.abs().clamp(min=1)
         differing = nn.utils.get_total_norm([self._gradients[p] - gradient for p, gradient in plain.items()])
-        of_gradients = differing / nn.utils.get_total_norm(plain.values()).clamp(min=1e-30)
+        of_gradients = differing / size.clamp(min=1e-30)
         parts = torch.stack([of_values.max(), of_gradients])
         if not (difference := float(parts.max())) < BOUND:  # NaN is not
             raise RuntimeError(f"a captured pass differs by {difference:.2g} from one that is not")
