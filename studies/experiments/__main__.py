@@ -111,6 +111,7 @@ def main(name: str, data: tuple[str, ...], seeds: tuple[int, ...], jobs: int, ru
     experiment = EXPERIMENTS[name]
     loaded = Choice(directory=experiment.recipe, data=data).load(quiet=True)
     changes: Changes = experiment.shared
+    chosen = [f"--data={Path(file).name}" for file in data] + [f"--seed={seed}" for seed in seeds]
     record: ExperimentRecord = {
         "date": today(),
         "code": code(),
@@ -119,19 +120,19 @@ def main(name: str, data: tuple[str, ...], seeds: tuple[int, ...], jobs: int, ru
         "recipe": f"{loaded.name} {loaded.version}",
         "recipe_sha256": loaded.sha256,
         "overrides": changes,
-        "command": shlex.join(["python", "-m", "studies.experiments", name]),
+        "command": shlex.join(["python", "-m", "studies.experiments", name, *chosen]),
         "arms": {arm: setting.changes for arm, setting in experiment.arms.items()},
         "runs": {arm: {} for arm in experiment.arms},
     }
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        chosen = sorted(seeds or experiment.seeds)
-        waiting = {pool.submit(run_seed, name, seed, data, runs.resolve()): seed for seed in chosen}
+        numbers = sorted(seeds or experiment.seeds)
+        waiting = {pool.submit(run_seed, name, seed, data, runs.resolve()): seed for seed in numbers}
         found: dict[int, Mapping[str, ExperimentRun]] = {}
         for done in as_completed(waiting):
             found[waiting[done]] = done.result()
             say(f"{name}: seed {waiting[done]} is finished")
-    for seed in chosen:
+    for seed in numbers:
         for arm, run in found[seed].items():
             record["runs"][arm][str(seed)] = run
     if save:
