@@ -88,8 +88,11 @@ DATA_SETS = {
 }
 
 
-def check_files(names: Sequence[str]) -> None:
-    """Raise OptionError for a name of --data that is neither a pinned set, named alone, nor a file."""
+def check_files(options: NewOptions) -> None:
+    """Raise OptionError for --data beside a task, or a name that is neither a file nor, alone, that of a pinned set."""
+    names = options.data
+    if options.task and names:
+        raise OptionError("--task makes the data itself: give --task or --data, not both")
     if len(names) == 1 and names[0] in DATA_SETS:
         return
     for file in names:
@@ -130,8 +133,6 @@ def read_data(options: NewOptions, names: tuple[str, ...], tokenizer: "DialogueT
 
 def _task_data(options: NewOptions, task: str, tokenizer: "DialogueTokenizer") -> OwnData:
     """Return the data of a task of reasoning-gym, as a run will make them. Raises UserError where it cannot."""
-    if options.data:
-        raise OptionError("--task makes the data itself: give --task or --data, not both")
     version = package_version("reasoning-gym") or "0"
     section = {"version": version, "task": task, "size": TASK_ROWS}
     with tempfile.TemporaryDirectory(prefix="rlhf-task-") as folder:

@@ -202,7 +202,7 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Wor
     then, and neither after Ctrl-C.
     """
     check_rewards(options)
-    check_files(options.data)
+    check_files(options)
     target = target_of(recipes_root, options)
     say(f"reading {options.model}")
     model = read_model(options.model, options.revision)
