@@ -7,6 +7,7 @@ SHA256 = {
     "cpu-tiny-groups/v1": "5da68ce4bd117fe17008c8c0857b7ace09aab8f1c3b6b869677ff0a9f0f9e3aa",
     "cpu-tiny-sums/v1": "513caf7103993936a204a09c050a5cb1087956c74f59a05de00bb2352688e700",
     "cpu-smollm2-sums/v1": "2790725e68d95091df1bbca63b636f85082c270647738ba181b564ff0f8e713e",
+    "cpu-smollm2-chain-sum/v1": "032e79c917ccbb596dd4c5df1e5147ca514513ad8e67166c92aa4711429b4004",
 }
 
 

@@ -42,6 +42,7 @@ RESOLVED = {
     "cpu-tiny-groups/v1": "9e0cf78dae0a7b2c",
     "cpu-tiny-sums/v1": "bdeb3be52ab61c1a",
     "cpu-smollm2-sums/v1": "66e7c6093a7eee35",
+    "cpu-smollm2-chain-sum/v1": "9c0023c2fa9677e1",
 }
 
 
@@ -59,6 +60,7 @@ TARGETS = {
     "cpu-tiny-groups/v1": "f2a2c283b20c53b7",
     "cpu-tiny-sums/v1": "d526f9597a6e94b5",
     "cpu-smollm2-sums/v1": "474ee0172f85934e",
+    "cpu-smollm2-chain-sum/v1": "59e923a5329642cd",
 }
 
 
