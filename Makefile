@@ -145,6 +145,7 @@ refuse  = $(error $(if $(filter $1,$(known)),$1 changes nothing in `make $(MAKEC
 $(if $(MAKECMDGOALS),$(foreach v,$(filter-out $(taken),$(typed)),$(call refuse,$v)))
 $(foreach v,$(filter DATA FILES PROMPTS RECIPE RUN WEIGHTS,$(typed)),$(if $(strip $(value $v)),,$(error \
   $v= names nothing: is a variable of the shell empty? Name it, or leave $v out)))
+$(if $(filter 2,$(words $(filter HW RECIPE,$(typed)))),$(error HW and RECIPE both name a recipe: leave one out))
 $(foreach v,$(filter GUIDE RESUME SUMMARY FLASH_ATTN CUDA,$(taken)),$(if $(filter-out 0 1,$($v)),$(error \
   $v=$($v): write 1 or 0)))
 $(if $(filter VRAM_CAP,$(taken)),$(if $(filter-out docker podman local,$(RUNTIME)),$(error \

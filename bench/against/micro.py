@@ -50,7 +50,8 @@ def run(side: Checkout, suite: Path, old: bool = False) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="rlhf-micro-") as folder:
         file = Path(folder, "micro.json")
         command = [side.python, "-P", "-m", "pytest", str(suite), *OPTIONS, f"--benchmark-json={file}"]
-        environment = os.environ | {"PYTHONPATH": str(side.root), "OMP_NUM_THREADS": "1"}
+        outer = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}  # of a pytest above
+        environment = outer | {"PYTHONPATH": str(side.root), "OMP_NUM_THREADS": "1"}
         ran = subprocess.run(command, capture_output=True, text=True, cwd=side.root, env=environment)
         if ran.returncode and not (old and file.exists()):
             lines = (ran.stdout + ran.stderr).strip().splitlines() or ["pytest printed nothing"]

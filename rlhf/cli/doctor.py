@@ -18,7 +18,7 @@ STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 @click.command(cls=StrictCommand)
-@chooses_recipe(changes=SET_HELP, out=True)
+@chooses_recipe(changes=SET_HELP, out=True, hw="Take the default recipe of this hardware; `rlhf recipes` lists both.")
 def doctor(choice: Choice, out: Path) -> None:
     """Check what this machine lacks for a recipe, or for any.
 

@@ -30,11 +30,13 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """Return the newest checkpoint whose files all have their recorded hashes, or None."""
-        for folder in map(self.of, reversed(self.steps())):
+        steps = self.steps()
+        for folder in map(self.of, reversed(steps)):
             problem = checkpoint_problem(folder)
             if problem is None:
                 return folder
-            say(f"{self.folder.parent.name}: {folder} cannot be used ({problem}); trying the one before")
+            instead = "the stage begins anew" if folder == self.of(steps[0]) else "trying the one before"
+            say(f"{self.folder.parent.name}: {folder} cannot be used ({problem}); {instead}")
         return None
 
     def new_folder(self, step: int) -> Path:

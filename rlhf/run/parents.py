@@ -195,5 +195,5 @@ class Parents:
         out = self.run_directory.parents[1]
         finished = self.hashes()
         reusable = finished and all(self.has_our_settings(read_manifest(self.folder(name)), name) for name in finished)
-        reuse = f", with --reuse {out} for earlier stages" if reusable else ""
+        reuse = f", with --reuse {shlex.quote(str(out))} for earlier stages" if reusable else ""
         return f"choose another --out{reuse}; or move that directory away"

@@ -456,7 +456,10 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage
     assert latest is not None
     assert latest.name == "step-000001"
     err = capsys.readouterr().err
-    assert "step-000002 cannot be used" in err and err.count(str(newest)) == 1
+    assert "step-000002 cannot be used" in err and err.count(str(newest)) == 1 and "trying the one before" in err
+    (latest / "checkpoint.json").unlink()
+    assert run.checkpoints.latest() is None
+    assert capsys.readouterr().err.strip().endswith("the stage begins anew")
 
 
 def whole(**keys):
