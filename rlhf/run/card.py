@@ -15,7 +15,7 @@ import yaml
 
 from rlhf.errors import UserError
 from rlhf.files import replacing, sha256
-from rlhf.recipe import EVALUATE, MERGE, REWARD_MODELS, STAGE_TABLE, STAGES, StageName
+from rlhf.recipe import EVALUATE, MERGE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, STAGES, StageName
 from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import read_manifest, read_summary, stage_folder
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, CARD, MODEL, SUMMARY
@@ -107,7 +107,7 @@ def _what(manifest: Manifest, stage: StageName, trained: StageName) -> str:
     """Return what the result is, as sentences."""
     start = _on_hub(manifest, "model") or _files(manifest) or f"`model.source: {_setting(manifest, 'model', 'source')}`"
     kind = "A merged model" if stage == MERGE else "A LoRA adapter"
-    kind = "A model" if trained == "pretrain" else kind
+    kind = "A model" if trained == PRETRAIN else kind
     task = "a reward model" if trained in REWARD_MODELS else STAGE_TABLE[trained].title
     return f"{kind} of the stage {trained} ({task}). Base: {start}."
 
@@ -158,7 +158,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _loading(manifest: Manifest, stage: StageName, trained: StageName) -> str:
     """Return how to load the result in Python."""
     kind = "SequenceClassification" if trained in REWARD_MODELS else "CausalLM"
-    if stage == MERGE or trained == "pretrain":
+    if stage == MERGE or trained == PRETRAIN:
         lines = [
             f"from transformers import AutoModelFor{kind}, AutoTokenizer",
             "",
