@@ -98,4 +98,4 @@ def test_a_captured_pass_holds_nothing_that_a_capture_refuses(tmp_path, monkeypa
                 learner.state.add_gradient(learner._add_policy_gradient, batch.rows(torch.tensor(rows)), count, True)
             learner.state.add_gradient(learner._add_critic_gradient, batch.rows(torch.tensor([2, 0])), count)
     assert len(made) == 3 and min(map(len, made)) > 100 and not [op for each in made for op in each if op.unsafe]
-    assert learner.state.captured and learner.state.captured._works
+    assert learner.state.captured and learner.state.captured.given_up is None
