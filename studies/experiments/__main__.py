@@ -6,7 +6,6 @@ on.
 
 import math
 import multiprocessing
-import shlex
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -16,18 +15,15 @@ import click
 
 from bench import options
 from bench.paths import newest
-from bench.provenance import code, today
 from bench.reading import read
 from rlhf.cli import guarded
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import OneOf, WholeNumber
+from rlhf.cli.options import OneOf
 from rlhf.files import write_json
-from rlhf.observe.device import cpu_model
-from rlhf.recipe import Changes
-from rlhf.run.packages import package_versions
 from rlhf.stats import Estimate
 from rlhf.terminal import say
 from rlhf.terminal.screen import OUT
+from studies import command
 from studies.experiments.runs import run_seed
 from studies.experiments.table import EXPERIMENTS
 from studies.kinds import ExperimentRecord, ExperimentRun
@@ -96,31 +92,16 @@ def newest_record(name: str) -> ExperimentRecord:
 @click.argument("name", type=OneOf(list(EXPERIMENTS)))
 @click.option("--data", multiple=True, metavar="FILE", help="Rows in place of the recipe's. May be repeated.")
 @click.option("--seed", "seeds", type=int, multiple=True, help="A seed; several times for several. [default: its own]")
-@click.option("--jobs", default=1, show_default=True, type=WholeNumber(min=1), help="Seeds to run side by side.")
-@click.option(
-    "--runs",
-    default=Path("runs/experiments"),
-    show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder of the runs, of which finished ones are read.",
-)
+@command.JOBS
+@command.runs_in("runs/experiments")
 @options.SAVE
 def main(name: str, data: tuple[str, ...], seeds: tuple[int, ...], jobs: int, runs: Path, save: Path | None) -> None:
     """Run an experiment: arms that differ in one setting, on several seeds."""
     experiment = EXPERIMENTS[name]
     loaded = Choice(directory=experiment.recipe, data=data).load(quiet=True)
-    changes: Changes = experiment.shared
     chosen = [f"--data={Path(file).name}" for file in data] + [f"--seed={seed}" for seed in seeds]
     record: ExperimentRecord = {
-        "date": today(),
-        "code": code(),
-        "device": f"{cpu_model()}, 1 thread",
-        "packages": package_versions(),
-        "recipe": f"{loaded.name} {loaded.version}",
-        "recipe_sha256": loaded.sha256,
-        "overrides": changes,
-        "command": shlex.join(["python", "-m", "studies.experiments", name, *chosen]),
+        **command.provenance(loaded, "experiments", [name, *chosen], experiment.shared),
         "arms": {arm: setting.changes for arm, setting in experiment.arms.items()},
         "runs": {arm: {} for arm in experiment.arms},
     }

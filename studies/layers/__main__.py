@@ -6,7 +6,6 @@ seed one base serves all choices of `lora.layers`; SFT, reward model and PPO are
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -15,28 +14,24 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from statistics import mean
 
-import click
 from typing_extensions import TypedDict
 
 from bench import options
 from bench.paths import ROOT
-from bench.provenance import code, today
 from bench.reading import read
 from bench.steps import telemetry
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
-from rlhf.cli.options import WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.observe.device import cpu_model
 from rlhf.process.children import child_environment
 from rlhf.recipe import Changes
 from rlhf.run.layout import METRICS
-from rlhf.run.packages import package_versions
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 from rlhf.terminal.screen import OUT
-from studies.kinds import ChainProvenance, CurvePoint, LayersMeans, LayersRecord, LayersRun
+from studies import command
+from studies.kinds import CurvePoint, LayersMeans, LayersRecord, LayersRun
 
 RECIPE = ROOT / "recipes" / "cpu-tiny" / "v2"
 # Six layers, so that a half and a third exist; narrower and with less data than the recipe, so that nine chains take
@@ -207,37 +202,14 @@ def _folder(out: Path, stage: str) -> Path:
 
 
 @options.command()
-@click.option(
-    "--seed",
-    "seeds",
-    type=int,
-    multiple=True,
-    default=(0, 1, 2),
-    show_default=True,
-    help="A seed to run; several times for several.",
-)
-@click.option("--set", "more", multiple=True, metavar="KEY=VALUE", help="Change a key of all runs.")
-@click.option(
-    "--jobs",
-    default=1,
-    show_default=True,
-    type=WholeNumber(min=1),
-    help="Seeds to run side by side, each on one core.",
-)
+@command.SEEDS
+@command.SET
+@command.JOBS
 @options.SAVE
 def main(seeds: tuple[int, ...], more: tuple[str, ...], jobs: int, save: Path | None) -> None:
     """Train with adapters in all, the upper half and the upper third of six layers. Takes half an hour of CPU time."""
     changes = CHANGES | recipes.parse_overrides(more)
-    origin: ChainProvenance = {
-        "date": today(),
-        "code": code(),
-        "device": f"{cpu_model()}, 1 thread",
-        "packages": package_versions(),
-        "recipe": f"{RECIPE.parent.name} {RECIPE.name}",
-        "recipe_sha256": recipes.load(RECIPE).sha256,
-        "overrides": changes,
-        "command": shlex.join(["python", "-m", "studies.layers", *sys.argv[1:]]),
-    }
+    origin = command.provenance(recipes.load(RECIPE), "layers", sys.argv[1:], changes)
     runs: dict[str, dict[str, LayersRun]] = {layers: {} for layers in LAYERS}
     with tempfile.TemporaryDirectory(prefix="rlhf-layers-") as folder, ThreadPoolExecutor(jobs) as pool:
         waiting = {pool.submit(run_seed, seed, Path(folder), changes): seed for seed in seeds}
