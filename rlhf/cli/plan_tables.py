@@ -94,7 +94,7 @@ EXPLAINED = {
     "needs": "what the card must have: peak, gaps, paged states and the driver",
     "verdict": "fits the card or not; better or worse than the published peak",
     "fewest hours": "at the card's nominal rates, which no run reaches",
-    "hours projected": "(from-to) rates of others; sampling assumed (docs/memory.md)",
+    "hours projected": "(from-to) as other runs reach those rates (docs/memory.md)",
 }
 
 OF_ANY_DEVICE = ("peak",)  # columns whose explanation holds on a CPU too
