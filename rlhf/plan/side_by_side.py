@@ -35,8 +35,8 @@ COLUMNS: Mapping[Quantity, tuple[str, ...]] = {
     ),
 }
 NOTE = (
-    "The verdict is on what was measured; where nothing was, on what is predicted for the guide's settings. A "
-    "projection whose range reaches the published one has met it."
+    "The verdict is on what was measured; where nothing was, on what is predicted for the guide's settings. A worse "
+    "projection whose range reaches the published one overlaps it."
 )
 NONE = "–"
 

@@ -19,9 +19,10 @@ from rlhf.recipe.strict import AsTuple, Section
 from rlhf.terminal.wording import span
 
 QUANTITIES = ("memory_gb", "memory_percent", "time_percent", "time_factor")  # of a strategy's effect
-VerdictWord = Literal["met", "better", "explained", "missed", "not compared"]
+VerdictWord = Literal["met", "better", "overlaps", "explained", "missed", "not compared"]
 MET: Final = "met"
 BETTER: Final = "better"  # than a published figure
+OVERLAPS: Final = "overlaps"  # a projected range reaches the figure; the projected value itself does not
 EXPLAINED: Final = "explained"  # worse than published, and by no more than the recipe says and explains
 MISSED: Final = "missed"
 NOT_COMPARED: Final = "not compared"  # not measured, or with nothing here that could be compared
@@ -204,7 +205,8 @@ class Verdict(NamedTuple):
 def verdict_of(figure: Figure, value: float | None, ends: tuple[float, float] | None = None) -> Verdict:
     """Compare a value with a figure, both in the figure's unit. None, NaN and infinity count as not measured.
 
-    A projected value has `ends`, the range in which it is expected: what the range reaches is not called missed.
+    A projected value has `ends`, the range in which it is expected. A range that reaches the figure overlaps it where
+    the value itself would have missed it.
 
     A value within the tolerance has met the figure. One beyond it on the better side is better than a published figure,
     and has met a target of our own. Any other has missed it; but a worse cost that the figure expects, or one at most
@@ -214,16 +216,22 @@ def verdict_of(figure: Figure, value: float | None, ends: tuple[float, float] | 
         return Verdict(NOT_COMPARED, figure.not_comparable)
     if value is None or not math.isfinite(value):
         return Verdict(NOT_COMPARED, why_not_measured(figure.metric or "") or NOT_MEASURED)
-    low, high = figure.accepted
-    least, most = ends or (value, value)
-    below, above = low is not None and most < low, high is not None and least > high
-    word: VerdictWord = MET
-    if below or above:
-        is_better = figure.direction == ("less" if below else "more")
-        word = MISSED if not is_better else BETTER if figure.guide else MET
+    word = _word(figure, *(ends or (value, value)))
+    if word == MET and _word(figure, value, value) == MISSED:
+        word = OVERLAPS
     if word == MISSED and figure.expected is not None and value <= figure.expected * EXPLAINED_UP_TO:
         return Verdict(EXPLAINED, f"{distance(figure, value)}; {figure.explained}")
     return Verdict(word, distance(figure, value))
+
+
+def _word(figure: Figure, least: float, most: float) -> VerdictWord:
+    """Return the verdict on a value that lies somewhere from `least` to `most`: met if any of it is accepted."""
+    low, high = figure.accepted
+    below, above = low is not None and most < low, high is not None and least > high
+    if not below and not above:
+        return MET
+    is_better = figure.direction == ("less" if below else "more")
+    return MISSED if not is_better else BETTER if figure.guide else MET
 
 
 def distance(figure: Figure, value: float) -> str:
@@ -261,7 +269,7 @@ def best(words: Iterable[VerdictWord]) -> VerdictWord | None:
     A guide may publish several figures for one quantity that disagree: 45 and 61 GB for one stage. A value that meets
     one of them is therefore good, and only a value worse than all of them has missed.
     """
-    return min(words, key=(MET, BETTER, EXPLAINED, NOT_COMPARED, MISSED).index, default=None)
+    return min(words, key=(MET, BETTER, OVERLAPS, EXPLAINED, NOT_COMPARED, MISSED).index, default=None)
 
 
 def count(verdicts: Iterable[Verdict], noun: str = "") -> str:

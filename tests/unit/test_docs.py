@@ -162,11 +162,10 @@ def test_the_time_of_the_first_run_is_that_of_the_record():
     assert len(minutes) == 5 and min(minutes) > 3 and max(minutes) < 5
 
 
-def test_the_readme_begins_with_a_clone_and_two_commands_and_then_the_guides_figures():
+def test_the_readme_begins_with_two_commands_and_then_the_guides_figures():
     page = (ROOT / "README.md").read_text()
     first = re.findall(r"```\n(.*?)```", page, re.S)[0].splitlines()
-    assert [line.partition("  #")[0].strip() for line in first[1:]] == ["make ppo HW=cpu", "make plan HW=4090"]
-    assert first[0].startswith("git clone ")
+    assert [line.partition("  #")[0].strip() for line in first] == ["make ppo HW=cpu", "make plan HW=4090"]
     assert "| recipe | stage | published, GB" in next(line for line in page.splitlines() if line.startswith("|"))
     assert len(re.sub(r"(?m)^\|.*\n", "", page).split()) <= 1000
     assert "-index-url" not in page, "an index may be out of reach: a hint of another page, not a step"

@@ -579,12 +579,19 @@ def test_verdicts_are_counted_in_words():
 
 
 @pytest.mark.parametrize(
-    ("ends", "word"),
-    [((10.2, 21.5), "met"), ((12.1, 21.5), "missed"), ((3.0, 5.9), "better"), ((3.0, 6.0), "met"), (None, "missed")],
+    ("value", "ends", "word"),
+    [
+        (12.9, (10.2, 21.5), "overlaps"),
+        (12.9, (12.1, 21.5), "missed"),
+        (11.0, (8.0, 14.0), "met"),
+        (5.0, (3.0, 6.0), "met"),
+        (5.0, (3.0, 5.9), "better"),
+        (12.9, None, "missed"),
+    ],
 )
-def test_the_range_of_a_projection_decides(ends, word):
+def test_the_range_of_a_projection_decides(value, ends, word):
     """12.9 hours where 6 to 12 are published, as PPO of the guide's settings is projected for a 4090."""
-    assert verdict_of(figure(range=(6, 12), metric="hours", unit="hours"), 12.9, ends).word == word
+    assert verdict_of(figure(range=(6, 12), metric="hours", unit="hours"), value, ends).word == word
 
 
 # -- records ---------------------------------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ def test_every_stage_of_both_guides_has_a_line_of_memory_and_one_of_time():
 def test_without_a_card_the_guide_s_settings_decide_as_predicted(tmp_path):
     line = lines(tmp_path)["ppo", "hours"]
     assert line.of_guide and line.ours and line.of_guide.low < 12 < line.of_guide.value
-    assert (line.measured, line.verdict) == (None, "met")
-    assert line.cells()[-4:] == ("–", "–", "met", "–")
+    assert (line.measured, line.verdict) == (None, "overlaps")
+    assert line.cells()[-4:] == ("–", "–", "overlaps", "–")
 
 
 def test_what_a_card_measured_decides_and_is_named_with_card_and_date(tmp_path):
