@@ -94,9 +94,10 @@ class Rollout:
 
     @property
     def real_slots(self) -> Tensor | None:
-        """Return the numbers of the slots where `mask` is True, counted through the rows: no wait, as a mask needs.
+        """Return the numbers of the slots where `mask` is True, counted through the rows.
 
-        None where the host shall not know which those are.
+        Indexing with them spares the wait for the device that indexing with `mask` needs. None in a captured pass,
+        whose batches are filled up to fixed shapes: there all slots are computed.
         """
         if self.places is not None:
             return None
@@ -121,7 +122,7 @@ class Rollout:
         return {"other_eos_rate": held.any(1).float().mean().item()}
 
     def rows(self, index: Tensor) -> "Rollout":
-        """Return some rows of the batch, without the padding that only the other rows needed."""
+        """Return some rows of the batch, no wider than the longest of them."""
         lengths = self.lengths.of_rows(index.tolist())
         width = max(map(sum, zip(lengths.prompt, lengths.response, strict=True)))
         longest = max(lengths.response)

@@ -153,7 +153,7 @@ class TrainState:
         yield from rollout.sharded_by_length(self.options.per_device_train_batch_size, mini_rows)
 
     def capture_passes(self, wanted: bool) -> None:
-        """Let updates replay captured passes if they are `wanted` and possible; say so, or why not."""
+        """Replay captured passes in updates from now on, if they are `wanted`; say why not where that is impossible."""
         if wanted:
             self.captured = captured_passes(self.shared, self.options, self.all_parameters)
 
