@@ -2,12 +2,16 @@
 
 import functools
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 Function = Callable[..., Any]  # that is compiled, with arguments of its own
+# While bitsandbytes is imported, it advises on some CPUs a package that nothing here needs. Whichever library imports
+# it, it is quiet where this module was imported before: bench and studies do so in their `__init__.py`.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 @contextmanager
@@ -31,15 +35,12 @@ def import_bitsandbytes() -> None:
     """Import bitsandbytes, if it is installed, before peft does; its functions are compiled at their first call.
 
     Without this it would compile some of them while it is imported. That imports torch's compiler, which takes a fifth
-    of the processor time of a stage's imports and which most stages never use. On some CPUs it would also advise a
-    package that no stage needs.
+    of the processor time of a stage's imports and which most stages never use.
     """
-    import logging
     from unittest import mock  # imports asyncio, which `rlhf --help` does without
 
     import torch
 
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     with mock.patch.object(torch, "compile", _at_first_call(torch.compile)), suppress(ImportError):
         import bitsandbytes  # noqa: F401
 
@@ -69,7 +70,6 @@ def quiet_libraries() -> Iterator[None]:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")
-    import logging
     import warnings
 
     with warnings.catch_warnings():
@@ -80,6 +80,6 @@ def quiet_libraries() -> Iterator[None]:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         datasets.disable_progress_bars()
-        for name in ("trl", "peft", "accelerate", "torch", "bitsandbytes"):
+        for name in ("trl", "peft", "accelerate", "torch"):
             logging.getLogger(name).setLevel(logging.ERROR)
         yield

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from rlhf.process.libraries import _at_first_call, without_collections
 
 
@@ -31,15 +33,16 @@ def test_a_function_is_compiled_once_when_it_is_first_called():
     assert compiled == [("plain", {}), ("with_options", {"dynamic": False}), ("<lambda>", {"mode": "default"})]
 
 
-def test_a_notice_of_bitsandbytes_is_not_printed(tmp_path):
-    """Its own stands for the advice that it logs on some CPUs while it is imported."""
+@pytest.mark.parametrize("first", ["bench", "studies", "rlhf.process.libraries"])
+def test_a_notice_of_bitsandbytes_is_not_printed(tmp_path, first):
+    """Its own stands for the advice that it logs on some CPUs while it is imported, by whatever library."""
     package = tmp_path / "bitsandbytes"
     package.mkdir()
     notice = "import logging; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('pip install kernels')\n"
     (package / "__init__.py").write_text(notice)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    code += "from rlhf.process.libraries import import_bitsandbytes\nimport_bitsandbytes()\n"
-    code += f"assert sys.modules['bitsandbytes'].__file__.startswith({str(tmp_path)!r})"
+    code += f"import {first}\nassert 'torch' not in sys.modules\nimport bitsandbytes\n"
+    code += f"assert bitsandbytes.__file__.startswith({str(tmp_path)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
