@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,6 +20,7 @@ from rlhf.plan.phases import (
 from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import EVALUATE, ONLINE, STAGE_TABLE, PinnedRecipe
 from rlhf.run.packages import hash_of_modules, package_version
+from rlhf.terminal import say
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 NOT_REHEARSED = ("cli", "commands", "plan", "rating", "report")  # parts of rlhf; of `plan`, a rehearsal runs some
@@ -58,8 +59,14 @@ def _code_hash() -> str:
     )
 
 
+_unwritten: dict[Path, Any] = {}  # answers of this process that no file could be written for
+
+
 def read(file: Path, form: TypeAdapter[Answer]) -> Answer | None:
-    """Return the answer in a file; None if there is none, or a damaged one."""
+    """Return the answer in a file, or one of this process that could not be written; None without a whole one."""
+    if file in _unwritten:
+        answer: Answer = _unwritten[file]
+        return answer
     try:
         return form.validate_json(file.read_bytes())
     except (OSError, ValidationError):
@@ -67,10 +74,16 @@ def read(file: Path, form: TypeAdapter[Answer]) -> Answer | None:
 
 
 def write(file: Path, form: TypeAdapter[Answer], answer: Answer) -> None:
-    """Write an answer, where the file system lets this be done."""
+    """Keep an answer: in its file or, which is said once, for this process alone where that cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
             temporary.write_bytes(form.dump_json(answer))
-    except OSError:
-        pass  # a cache that cannot be written only costs time
+        _unwritten.pop(file, None)
+    except OSError as error:
+        if not _unwritten:
+            say(
+                f"{file.parent.parent}: nothing can be kept there ({error.strerror}), so each command predicts and "
+                "measures again; XDG_CACHE_HOME names another folder"
+            )
+        _unwritten[file] = answer

@@ -10,7 +10,7 @@ import pytest
 
 from peakmem import cards
 from rlhf import recipe
-from rlhf.plan import cache
+from rlhf.plan import cache, machine
 from rlhf.plan.cache import file_of
 from rlhf.plan.phases import DECODING_STEP, RehearsalName
 from rlhf.process.cuda import expandable_segments
@@ -153,3 +153,22 @@ def test_an_evaluation_of_other_policies_is_another_prediction():
     fewer = recipe.load(groups, {"grpo": None, "merge.stage": "ppo"})
     assert file_of(recipe.load(groups), "evaluate") != file_of(fewer, "evaluate")
     assert file_of(recipe.load(groups), "sft") == file_of(fewer, "sft")
+
+
+@pytest.mark.parametrize("kept", ["a file", "of the system", "here"])
+def test_rates_are_measured_once_also_where_nothing_can_be_kept(monkeypatch, tmp_path, capfd, kept):
+    root = {"a file": tmp_path / "file", "of the system": Path("/proc/cache"), "here": tmp_path / "cache"}[kept]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root))
+    monkeypatch.setattr(cache, "_unwritten", {})
+    measured: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        machine, "measure", lambda *sizes: noted(measured, sizes, cards.Rates(len(measured) + 1.0, 1.0, "here"))
+    )
+    wide, narrow = (recipe.load(RECIPE, {"model.architecture.hidden_size": width}).recipe for width in (64, 32))
+    answers = [machine.rates(each).flops for each in (wide, narrow, wide, narrow)]
+    assert answers == [1, 2, 1, 2]
+    assert machine.rates(narrow, anew=True) == machine.rates(narrow) and len(measured) == 3
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == (kept != "here")
+    assert all(f"{root}/rlhf: nothing can be kept there (N" in line and "XDG_CACHE_HOME" in line for line in said)
