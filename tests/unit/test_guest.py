@@ -104,7 +104,6 @@ def test_an_end_of_the_users_code_is_one_line(folder, code, said):
             "from helper import no",
             "ImportError: .* 'no' from 'helper' .* in mine.py:1: from.*; modules",
         ),
-        ("g = 1", "AttributeError: module 'mine' has no attribute 'f'.; modules"),
         ("import helper\ndef f(completions): return [helper.Odd()]", "is <helper.Odd object at 0x.*>, not a finite"),
     ],
 )
@@ -113,6 +112,39 @@ def test_an_error_of_the_users_code_has_its_file_its_line_and_its_text(folder, c
     with pytest.raises(UserError, match=said) as error:
         written(folder, code)(["p"], ["a"], [None])
     assert "rlhf." not in str(error.value)
+
+
+OTHERS = """
+import math
+from functools import partial
+from helper import shared, Odd
+f = 3
+def fair(completions): return [1.0]
+def unfair(completions, rules): return [1.0]
+def _hidden(completions): return [1.0]
+class Kind:
+    def __call__(self, completions): return [1.0]
+kind, odd = Kind(), Odd()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("g = 1", "mine has no function f; it has none that can be a reward"),
+        (OTHERS, "mine has no function f; nearest: fair; it has shared, fair, kind$"),
+        ("def other(answer): pass", "mine has no function f; it has other$"),
+        ("".join(f"def g{n}(**_): pass\n" for n in range(11)), "mine has no function f; it has g0, .*, g7 and 3 more$"),
+    ],
+)
+def test_a_function_that_the_module_lacks_is_answered_with_those_that_it_has(folder, code, said):
+    """Not with classes, hidden names, or what no call of a reward could be; a number is no function."""
+    odd = "class Odd:\n    def __getattr__(self, name): raise OSError(name)\n"
+    (folder / "helper.py").write_text(f"{odd}def shared(completions): return [1.0]\n")
+    with pytest.raises(UserError, match=f"^here: mine:f: {said}"):
+        written(folder, code)
+    with pytest.raises(UserError, match=f"No module named 'mien'.*looked for in {folder} first, where mine is$"):
+        find("mien:f", "here")
 
 
 def test_an_error_of_an_installed_module_has_its_line_too(folder, monkeypatch):

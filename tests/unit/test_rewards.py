@@ -290,7 +290,7 @@ def test_without_its_library_the_way_to_it_is_named(monkeypatch):
         ("exact_answer(most=1)", "no option 'most'; it has extract"),
         ("__import__('os').system('true')", "is not a reward; write it as"),
         ("no_such_module:f", "cannot be used .ModuleNotFoundError"),
-        ("json:no_such_function", "cannot be used .AttributeError"),
+        ("json:no_such_function", "json has no function no_such_function; it has none that can be a reward"),
         ("", "is not a reward; write it as"),
     ],
 )

@@ -15,6 +15,7 @@ import inspect
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
@@ -24,6 +25,7 @@ from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_guest import REWARD_ARGUMENTS, Signature, Target, signature
 
 REGISTRY: dict[str, type] = named_rewards.REWARDS | judge_reward.REWARDS | model_reward.REWARDS
+MOST_NAMED = 8  # functions of a module, in the message about one that it lacks
 # What named rewards count in a run, with titles for the report.
 FIGURE_TITLES: dict[str, str] = judge_reward.FIGURES | model_reward.FIGURES
 
@@ -113,9 +115,14 @@ def _users_own(name: str, where: str) -> RewardFunction:
     try:
         found = Signature(*guest.ask(reward_guest.describe, target=target))
     except GuestError as error:
+        beside = [file.stem for file in Path(folder).glob("*.py")]
+        alike = [] if module in beside else difflib.get_close_matches(module, beside, 1)
+        hint = f", where {alike[0]} is" if alike else ""
         raise UserError(
-            f"{where}: {name} cannot be used ({error.said}); modules are looked for in {folder} first"
+            f"{where}: {name} cannot be used ({error.said}); modules are looked for in {folder} first{hint}"
         ) from error
+    if found.instead is not None:
+        raise UserError(f"{where}: {name}: {module} has no function {attribute}; {_others(attribute, found.instead)}")
     if found.is_class:
         raise UserError(f"{where}: {name} is a class; name a function, or an object that can be called")
     if found.not_given is not None:
@@ -125,3 +132,13 @@ def _users_own(name: str, where: str) -> RewardFunction:
         )
     guest.keep(reward_guest.describe, target=target)  # imports the module, also where a process takes another's place
     return RewardFunction(name, guest, target, found)
+
+
+def _others(name: str, functions: Sequence[str]) -> str:
+    """Return in words which functions a module has instead of the one of this name."""
+    if not functions:
+        return "it has none that can be a reward (docs/rewards.md)"
+    alike = difflib.get_close_matches(name, functions, 1, 0.4)  # `g` for `good`
+    nearest = f"nearest: {alike[0]}; " if alike else ""
+    more = f" and {len(functions) - MOST_NAMED} more" if len(functions) > MOST_NAMED else ""
+    return f"{nearest}it has {', '.join(functions[:MOST_NAMED])}{more}"

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.data.worlds import gym
@@ -46,6 +47,7 @@ class Signature(NamedTuple):
     not_given: str | None = None  # an argument without a default that no call gives
     is_class: bool = False
     methods: Sequence[str] = ()  # those of EXTRAS that it has
+    instead: Sequence[str] | None = None  # what its module has that can be a reward, where it lacks this one
 
 
 def signature(function: Function) -> Signature:
@@ -76,7 +78,20 @@ def _not_given(parameter: inspect.Parameter) -> str | None:
 
 def describe(target: Sequence[Any]) -> Signature:
     """Return the `Signature` of the user's function. Raises what its module raises."""
-    return signature(getattr(beside.import_module(target[0]), target[1]))
+    module = beside.import_module(target[0])
+    function = getattr(module, target[1], None)
+    return signature(function) if callable(function) else Signature((), False, instead=_possible(module))
+
+
+def _possible(module: ModuleType) -> list[str]:
+    """Return the names of a module's own objects that can be called as rewards; none is called."""
+    names = []
+    for name, value in vars(module).items():
+        with suppress(Exception):  # of an odd object, or a function that has no signature
+            own = value.__module__ == module.__name__ or value.__module__.startswith(beside.PREFIX)
+            if own and not name.startswith("_") and not isinstance(value, type):
+                names += [name] * (signature(value).not_given is None)
+    return names
 
 
 def numbers(
