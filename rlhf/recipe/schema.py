@@ -147,7 +147,7 @@ class Rm(Dialogues):
     )
     margin: NonNegative = 0.0  # subtracted from the difference of scores
     center_rewards_coefficient: NonNegative = 0.0
-    ensemble: Annotated[int, Field(ge=2, le=1 + len(MEMBER_ROLES))] | None = None  # reward models; null: one
+    ensemble: Annotated[int | None, Field(ge=2, le=1 + len(MEMBER_ROLES), description="one reward model")] = None
 
     @model_validator(mode="after")
     def _check_loss(self) -> Self:

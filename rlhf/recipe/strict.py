@@ -92,7 +92,18 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
         types = [PLAIN_TYPES.get(str(p["loc"][-1]), "") for p in problems if p["loc"] and _location(p) == location]
         message = f"input should be {', or '.join(dict.fromkeys(filter(None, types)))}"
     given = "null" if problem["input"] is None else repr(problem["input"])
-    return f"{source}: {key} = {shortened(given, 200)}: {message}{also_wrong}"
+    return f"{source}: {key} = {shortened(given, 200)}: {message}{_left_out(kind, location)}{also_wrong}"
+
+
+def _left_out(kind: type[Section], location: list[str]) -> str:
+    """Return that a key without a default may be left out, and what there is then if its `description` says so.
+
+    A value that switches something off elsewhere, such as 0, 1 or -1, is often none that the key takes.
+    """
+    field = _section_at(kind, location[:-1]).model_fields.get(location[-1])
+    if field is None or field.is_required() or field.default is not None or section_types(field.annotation):
+        return ""
+    return f"; leave the key out for {field.description}" if field.description else "; the key may be left out"
 
 
 def _message_of_several_types(kind: type[Section], problems: Sequence[Problem], location: list[str]) -> str | None:

@@ -449,6 +449,19 @@ def test_only_settings_that_decide_a_stage_count_for_it():
     assert recipe.deciding_settings(base, "ppo") != recipe.deciding_settings(changed_parent, "ppo")
 
 
+@pytest.mark.parametrize("value", ["1", "0", "-1", "9", "three", "2.5", "true", "[3]", '""'])
+def test_a_key_that_may_be_left_out_says_so_where_its_value_is_wrong(value):
+    """As 1 for no ensemble, or -1 for no limit. A key that must be there, or has a default, does not."""
+    changes = recipe.parse_overrides([f"rm.ensemble={value}"])
+    with pytest.raises(UserError, match=r"rm\.ensemble = .*: input .*; leave the key out for one reward model$"):
+        recipe.load(CPU, changes)
+    with pytest.raises(UserError, match=r"= -1: input should be greater than 0; the key may be left out$"):
+        recipe.load(CPU, {"sft.max_steps": -1})
+    for key in ("ppo.steps", "ppo.num_ppo_epochs", "ppo"):
+        with pytest.raises(UserError, match=rf"{key} = 0: (?!.*left out|.*leave)"):
+            recipe.load(CPU, {key: 0})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
