@@ -223,7 +223,7 @@ setup: ## make .venv with the pinned packages (HW= RECIPE= SET= REPORT_TO=); oth
 	@$(if $(on_cpu),CPU=1) bin/setup $(VENV) $(PYTHON) '$(strip $(EXTRAS))' $(PIP_ARGS)
 checked:
 	@bin/setup $(VENV) $(PYTHON) small $(PIP_ARGS)
-	@$(foreach t,$(filter $(stages) fetch chat sample score serve reproduce,$(MAKECMDGOALS)),$(paths) $(call line,$t) >/dev/null;)
+	@$(foreach t,$(filter $(stages) fetch chat sample score serve reproduce shell,$(MAKECMDGOALS)),$(paths) $(call line,$t) >/dev/null;)
 recipes: setup     ## list the recipes
 doctor: setup      ## check driver, packages, container runtime, memory and disk for HW=, with the way out
 fetch: $(ready)    ## download the pinned model and data of a recipe and check them; afterwards stages run offline

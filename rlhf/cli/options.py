@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from rlhf.errors import OptionError, no_such
 from rlhf.process.sizes import size_in_bytes
 from rlhf.run.layout import MANIFEST, RESULT_FOLDERS, SUMMARY
-from rlhf.run.named import NamedRun, is_run, named_run
+from rlhf.run.named import NamedRun, is_run, named_run, runs_below
 
 FileT = TypeVar("FileT", str, Path)
 LARGEST_SEED = 2**32 - 1  # as in a recipe
@@ -251,9 +251,13 @@ def existing_root(context: click.Context, parameter: click.Parameter, root: Path
 
 
 def run_or_stage(context: click.Context, parameter: click.Parameter, path: Path) -> NamedRun:
-    """Return the directory of a run, and the stage whose folder in it was named. Raises OptionError if it is absent."""
+    """Return the directory of a run, and the stage whose folder in it was named.
+
+    Raises OptionError if it is absent, or a folder of runs. A folder of anything else is left to the command.
+    """
+    of_runs = path.is_dir() and not is_run(path) and runs_below(path)
     is_stage = (path / MANIFEST).is_file()
-    return named_run(path) if is_stage or not path.is_dir() else NamedRun(path, None)
+    return named_run(path) if is_stage or of_runs or not path.is_dir() else NamedRun(path, None)
 
 
 def run_directory(context: click.Context, parameter: click.Parameter, path: Path) -> Path:

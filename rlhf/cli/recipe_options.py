@@ -134,7 +134,7 @@ def chooses_recipe(
 def _call(command: Command, names: Sequence[str], values: dict[str, Any]) -> None:
     """Call a command with its choice, whose parts have these `names`, and with the root of the run that was named."""
     choice = Choice(**{name: values.pop(name) for name in names})
-    run, values = _run_of(values)
+    run, values = _run_of(values, alone=not (choice.hw or choice.directory or choice.data))
     if run is not None:
         _refuse_settings(run, [name for name in OF_THE_RUN if name in (*names, "out")])
         choice = replace(choice, run=run)
@@ -145,12 +145,12 @@ def _call(command: Command, names: Sequence[str], values: dict[str, Any]) -> Non
         command(choice=choice, **values)
 
 
-def _run_of(values: dict[str, Any]) -> tuple[NamedRun | None, dict[str, Any]]:
-    """Return the run directory among a command's arguments, and its other arguments. Raises UsageError for several."""
+def _run_of(values: dict[str, Any], alone: bool) -> tuple[NamedRun | None, dict[str, Any]]:
+    """Return the run directory among a command's arguments, and its other arguments. Raises what `run_among` does."""
     run, others = values.pop("run", None), dict(values)
     for name in ("files", "more_data", "rewards"):
         if name in values:
-            run, others[name] = run_among(values[name])
+            run, others[name] = run_among(values[name], alone)
     return run, others
 
 

@@ -13,25 +13,34 @@ WordT = TypeVar("WordT", str, Path)
 OF_THE_RUN = ("hw", "guide", "out", "data", "weights", "seed")  # parameters whose values a run directory has
 
 
-def _named(context: click.Context, parameter: click.Parameter, word: str | None) -> NamedRun | None:
+def _named(word: str | Path) -> NamedRun:
     """Return the run that an argument names. Raises OptionError or UsageError if it names none."""
-    if word is None:
-        return None
+    word = str(word)
     option = "--recipe" if os.path.isfile(os.path.join(word, "recipe.yaml")) else "--hw"
     if option == "--recipe" or not (os.path.isdir(word) or os.sep in word):
-        raise click.UsageError(f"unexpected argument {word!r}. Did you mean {option} {word}?", context)
+        raise click.UsageError(f"unexpected argument {word!r}. Did you mean {option} {word}?")
     return named_run(Path(word))
 
 
-RUN = click.argument("run", metavar="[RUN]", required=False, callback=_named)
+RUN = click.argument(
+    "run", metavar="[RUN]", required=False, callback=lambda context, parameter, word: _named(word) if word else None
+)
 
 
-def run_among(words: Sequence[WordT]) -> tuple[NamedRun | None, tuple[WordT, ...]]:
+def run_among(words: Sequence[WordT], alone: bool) -> tuple[NamedRun | None, tuple[WordT, ...]]:
     """Return the run directory among the arguments of a command that takes files too, and the other words.
 
-    Raises UsageError for more than one.
+    `alone`: neither a recipe nor data are named, so that a folder can be nothing but the run. Raises UsageError for
+    more than one run, and OptionError for such a folder that is none.
     """
     runs = [word for word in words if is_run(Path(word))]
     if len(runs) > 1:
         raise click.UsageError(f"{' and '.join(map(str, runs))}: name one run")
-    return named_run(Path(runs[0])) if runs else None, tuple(word for word in words if word not in runs)
+    meant = runs or [word for word in words if alone and _like_a_run(str(word))]
+    return _named(meant[0]) if meant else None, tuple(word for word in words if word not in runs)
+
+
+def _like_a_run(word: str) -> bool:
+    """Return whether a word is a folder, but no saved data set, or might be meant as one."""
+    absent = os.sep in word and ":" not in word and not Path(word).suffix and not os.path.exists(word)
+    return absent or (os.path.isdir(word) and not os.path.isfile(os.path.join(word, "state.json")))

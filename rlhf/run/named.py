@@ -1,7 +1,7 @@
 """A run directory that a command is given, and the recipe that its manifests name."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -24,8 +24,10 @@ from rlhf.run import other_settings
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import MANIFEST, REMAKING
 from rlhf.run.records import Manifest
+from rlhf.terminal.make_words import run_word
 
 _MERGED = "merge.stage"  # the key that says which policy is merged
+MOST_NAMED = 4  # runs in a message
 EXPECTED = "name a run directory, <out>/<recipe>/<version>, or a stage's folder in it"
 
 
@@ -61,6 +63,20 @@ def is_run(path: Path) -> bool:
     return (path / MANIFEST).is_file() or bool(_stages_in(path))
 
 
+def runs_below(path: Path) -> list[Path]:
+    """Return the run directories in a root of runs, or in a folder of such roots, one for each seed."""
+    manifests = [file for depth in range(4) for file in sorted(path.glob("*/" * depth + f"v[0-9]*/*/{MANIFEST}"))]
+    stages = [file.parent for file in manifests if file.parent.name in STAGES]
+    return list(dict.fromkeys(stage.parent for stage in stages if stage.parent.name != REMAKING))
+
+
+def _named_below(runs: Sequence[Path]) -> str:
+    """Return the first of several run directories in words, as they are to be named."""
+    named = ", ".join(run_word(str(run)) for run in runs[:MOST_NAMED])
+    more = f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
+    return f"{named}{more}; name {'one of them' if len(runs) > 1 else 'it'}"
+
+
 def named_run(path: Path) -> NamedRun:
     """Return the run directory that `path` or the folder above it is. Raises OptionError if neither is one."""
     if not path.is_dir():
@@ -72,11 +88,7 @@ def named_run(path: Path) -> NamedRun:
         directory = path.parent if len(path.parts) > 1 else absolute.parent
         return NamedRun(directory, stage_name(absolute.name))
     if not _stages_in(path):
-        found = sorted(path.glob(f"*/{MANIFEST}")) + sorted(path.glob(f"*/*/{MANIFEST}"))
-        found += sorted(path.glob(f"*/*/*/{MANIFEST}"))
-        stages = [file.parent for file in found if file.parent.name in STAGES and file.parents[1].name != REMAKING]
-        inside = list(dict.fromkeys(str(stage.parent) for stage in stages))
-        hint = f"it holds {', '.join(inside[:3])}; name one of them" if inside else EXPECTED
+        hint = f"it holds {_named_below(below)}" if (below := runs_below(path)) else EXPECTED
         raise OptionError(f"{path}: no run, for no stage in it has a manifest.json; {hint}")
     return NamedRun(path, None)
 

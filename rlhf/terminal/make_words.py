@@ -73,6 +73,11 @@ def settings(pairs: Sequence[str]) -> str:
     return " ".join(f"--set {shlex.quote(pair)}" for pair in pairs)
 
 
+def run_word(path: str) -> str:
+    """Return a run directory as it is named on the command line."""
+    return f"RUN={shlex.quote(path)}" if STARTED in os.environ else path
+
+
 def _assignment(option: str, value: str | None) -> str | None:
     """Return an option as a variable of make, with its value if it has one; None if there is no such variable."""
     if option in SWITCHES:

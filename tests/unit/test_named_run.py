@@ -159,11 +159,48 @@ def test_what_is_no_run_says_so(command, run, tmp_path):
     for name in ("chat", "serve", "ab"):
         assert f"{tmp_path / 'empty'}: {nothing}; name a run directory" in command(name, tmp_path / "empty")[2]
         for above in run.parents[:2]:
-            assert f"{above}: {nothing}; it holds {run}; name one" in command(name, above)[2]
+            assert f"{above}: {nothing}; it holds {run}; name it" in command(name, above)[2]
         assert f"{run / 'x'}: no such folder; name a run directory" in command(name, run / "x")[2]
         assert f"Did you mean --recipe {RECIPE}?" in command(name, RECIPE)[2]
     assert f"{tmp_path / 'empty'}: {nothing}" in command("run", "ppo", tmp_path / "empty")[2]
     assert "A run directory does not belong here." in command("plan", run)[2]
+
+
+TAKE_A_RUN = [
+    *("chat", "serve", "ab", "report", "reward", "run merge", "run sft", "--paths run merge"),
+    *("score", "score --prompt a --response b", "sample --prompts prompts.txt"),
+]
+
+
+@pytest.mark.parametrize("words", TAKE_A_RUN)
+def test_a_root_of_runs_is_answered_with_the_runs_in_it(command, tmp_path, monkeypatch, words):
+    """Also that of a seed, and by commands whose words may be files or rewards."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("Who?\n")
+    for version in ("seed-1/one/v1", "seed-1/one/v10", "seed-1/one/v2"):
+        (tmp_path / "runs" / version / "sft").mkdir(parents=True)
+        (tmp_path / "runs" / version / "sft/manifest.json").write_text("{}")
+    every = ", ".join(f"runs/seed-1/one/{version}" for version in ("v1", "v10", "v2"))
+    for folder in ("runs", "runs/seed-1", "runs/seed-1/one"):
+        code, _, err = command(*words.split(), folder)
+        assert code == 2 and f"{folder}: no run, for no stage in it has a manifest.json; it holds {every}; name" in err
+    monkeypatch.setenv("RLHF_MAKE", "make")
+    (tmp_path / "runs/seed-1/one/v3/sft").mkdir(parents=True)
+    (tmp_path / "runs/seed-1/one/v3/sft/manifest.json").write_text("{}")
+    (tmp_path / "runs/seed-1/one/v4/rm").mkdir(parents=True)
+    (tmp_path / "runs/seed-1/one/v4/rm/manifest.json").write_text("{}")
+    assert "RUN=runs/seed-1/one/v3 and 1 more; name one of them" in command(*words.split(), "runs")[2]
+
+
+def test_a_folder_that_data_or_a_reward_may_be_is_not_taken_for_a_run(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "length").mkdir()  # as a named reward
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Who?", "answer": "I"}\n')
+    assert command("reward", "length(most=9)", "length", "--data", "rows.jsonl")[2].count("option most is missing")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/state.json").write_text("{}")
+    assert "saved: a directory, and none that save_to_disk wrote" in command("score", "saved")[2]
+    assert "length: a directory, and none" in command("score", "length", "--recipe", RECIPE)[2]
 
 
 def test_stages_that_contradict_each_other_are_refused(run):

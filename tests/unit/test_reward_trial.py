@@ -106,7 +106,7 @@ def test_each_kind_of_junk_says_nothing_of_its_own_prompt():
             ("mine:right", "--data", "asked.jsonl"),
             'no row of the data has a right answer ({"prompt", "answer"}), which mine:right compares',
         ),
-        (("mine:nothere", "--data", "sums.jsonl"), "module 'mine' has no attribute 'nothere'"),
+        (("mine:nothere", "--data", "sums.jsonl"), "mine has no function nothere"),
         (("mine:right",), "name REWARDS with --data FILE, or a recipe with --hw or --recipe"),
         (("--data", "sums.jsonl"), "name REWARDS with --data FILE, or a recipe"),
         (("model", "--data", "sums.jsonl"), "model is a recipe's reward model: name the recipe"),
