@@ -12,6 +12,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTConfig, SFTTrainer
 
 from rlhf.data.corpus import Prompt, Split
+from rlhf.data.normal import says_something
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
@@ -144,19 +145,22 @@ def _encoded_rows(run: StageRun, tokenizer: DialogueTokenizer, demonstrations: S
 
 
 def every_answer(rows: Sequence[Example]) -> list[Example]:
-    """Return a row for each answer of the conversations, in their order; one that is there already is left out.
+    """Return the rows, and before each one a row for every earlier answer of its conversation.
 
-    Each answer has the conversation before it as its prompt, as the chat template writes it when the answer is due. An
-    answer that nothing was asked before is none.
+    Each earlier answer has the conversation before it as its prompt, as the chat template writes it when the answer is
+    due. One that nothing was asked before is none, and neither is one without text. One that is the answer of a row by
+    itself is left to that row, so that a file with a row for each answer of a conversation gives each the same weight.
     """
-    found: dict[tuple[Prompt, str], Example] = {}
+    own = {(row.prompt, row.response) for row in rows}
+    found = []
     for row in rows:
         for i, message in enumerate(row.prompt):
-            prompt = row.prompt[:i]
-            if message.role == "assistant" and message.trained and any(turn.role == "user" for turn in prompt):
-                found.setdefault((prompt, message.content), Example(prompt, message.content, row.source))
-        found.setdefault((row.prompt, row.response), row)
-    return list(found.values())
+            prompt, answer = row.prompt[:i], message.content.rstrip()
+            asked = any(turn.role == "user" for turn in prompt)
+            if message.role == "assistant" and message.trained and asked and says_something(answer):
+                found += [Example(prompt, answer, row.source)] if (prompt, answer) not in own else []
+        found.append(row)
+    return found
 
 
 def _answers(model: PeftModel, tokenizer: DialogueTokenizer, prompts: list[Prompt], run: StageRun) -> list[str]:

@@ -385,6 +385,8 @@ def test_sft_learns_every_answer_of_a_conversation():
         Example(prompt, "2", "here:2"),
         Example((said("system", "s"), said("assistant", "hello"), *prompt), "3", "here:3"),  # "hello" answers nothing
         Example((said("user", "c"), Message("assistant", "context", trained=False), said("user", "d")), "4", "here:4"),
+        *(Example((said("user", "e"), said("assistant", " \n"), said("user", "f")), "5", f"here:{n}") for n in (5, 6)),
+        *(Example((said("user", "g"), said("assistant", "6\n"), said("user", "h")), "7", f"here:{n}") for n in (7, 8)),
     ]
     found = [(" ".join(m.content for m in row.prompt), row.response, row.source) for row in sft.every_answer(rows)]
     assert found == [
@@ -393,6 +395,8 @@ def test_sft_learns_every_answer_of_a_conversation():
         ("s hello a", "1", "here:3"),
         ("s hello a 1 b", "3", "here:3"),
         ("c context d", "4", "here:4"),
+        *(("e  \n f", "5", f"here:{n}") for n in (5, 6)),  # what is no text is no answer
+        *((*row, f"here:{n}") for n in (7, 8) for row in (("g", "6"), ("g 6\n h", "7"))),  # repeated rows count twice
     ]
 
 
