@@ -69,7 +69,11 @@ PREPARING = (
         show_default=True,
         help="Pairs that are made of a prompt's rated answers, as data.rated of a recipe.",
     ),
-    click.option("--rating", metavar="NAME", help="Number that rates an answer, as data.rating of a recipe."),
+    click.option(
+        "--rating",
+        metavar="NAME",
+        help="Number that rates an answer, as data.rating of a recipe: +NAME if more is better, -NAME if less is.",
+    ),
 )
 
 

@@ -16,7 +16,7 @@ from rlhf.data.fields import (
     switches_training,
     values,
 )
-from rlhf.data.margins import SIDES, number_or_none, twin_fields
+from rlhf.data.margins import SIDES, number_or_none, sign_of, twin_fields
 from rlhf.data.normal import normalise
 from rlhf.data.raw import Malformed
 from rlhf.data.verdicts import agrees, names_verdict
@@ -98,8 +98,9 @@ def unread_columns(row: dict[str, object], kind: RowKind, facts: FileFacts = NO_
 
 
 def _is_free(name: str, value: object, about: set[str], facts: FileFacts) -> bool:
-    """Return whether a field is without influence, as a number about an answer is, or it is the rating of one."""
-    return is_free(name, value, facts) or (name in about and number_or_none(value) is not None)
+    """Return whether a field is without influence, or it is the rating of an answer, which the margin is made of."""
+    rates = name in about and sign_of(name, SIDES) is not None
+    return is_free(name, value, facts) or (rates and number_or_none(value) is not None)
 
 
 def _is_told(name: str, value: object, about: set[str], facts: FileFacts) -> bool:

@@ -32,7 +32,7 @@ from rlhf.data.raw import Malformed
 from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, Row
 from rlhf.data.transcripts import begins_with_turn
 from rlhf.data.unread import refuse_unread
-from rlhf.data.verdicts import compared, preference
+from rlhf.data.verdicts import OtherNumbers, compared, preference
 from rlhf.errors import OptionError, UserError
 from rlhf.files import json_lines, replacing, sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow
@@ -98,8 +98,8 @@ def convert(
             if _holds_labelled(rows()):
                 paired = [*_pair_labelled(str(file), rows(), pairings, kind, survey(rows()))]
                 rows = partial(iter, paired)
-            elif _holds_compared(rows()):
-                paired = [*_pair_compared(str(file), rows(), pairings)]
+            elif _holds_compared(rows(), preparation.rating):
+                paired = [*_pair_compared(str(file), rows(), pairings, preparation.rating)]
                 rows = partial(iter, paired)
         raw_files.append((str(file), rows, partial(sha256, file)))
     pairs_only = Preparation(rated=preparation.rated, rating=preparation.rating)
@@ -189,30 +189,34 @@ def _holds_labelled(rows: Iterable[RawRow]) -> bool:
     return False
 
 
-def _holds_compared(rows: Iterable[RawRow]) -> bool:
+def _holds_compared(rows: Iterable[RawRow], rating: str | None) -> bool:
     """Return whether the first row of a known form has two responses and a verdict."""
     for _, row in rows:
         if isinstance(row, dict):
-            if compared(row):
+            if compared(row, rating):
                 return True
             if kind_of(row) is not None:
                 return False
     return False
 
 
-def _pair_compared(name: str, rows: Iterable[RawRow], pairings: list[Pairing | Comparisons]) -> Iterator[RawRow]:
+def _pair_compared(
+    name: str, rows: Iterable[RawRow], pairings: list[Pairing | Comparisons], rating: str | None
+) -> Iterator[RawRow]:
     """Yield preference rows from rows of two responses with a verdict, without ties, and add their numbers.
 
-    Raises UserError when all are ties.
+    Raises UserError when all are ties, and for a verdict that counts the responses in another way: no row is used then.
     """
     pairs = ties = bad = 0
     for source, value in rows:
         try:
             row = row_object(value)
-            columns = compared(row)
+            columns = compared(row, rating)
             if columns is None:
                 raise Malformed("no two responses with a verdict, as other rows of the file have them")
-            pair = preference(row, columns)
+            pair = preference(row, columns, rating)
+        except OtherNumbers as problem:
+            raise UserError(f"{source}: {problem}") from None
         except Malformed as problem:
             bad += 1
             yield source, problem

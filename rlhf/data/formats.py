@@ -25,6 +25,7 @@ from rlhf.data import hub, raw, suggest
 from rlhf.data.columns import KIND_KEYS
 from rlhf.data.fields import NO_FACTS, FileFacts, survey
 from rlhf.data.labels import unclear_label
+from rlhf.data.margins import UnclearRating
 from rlhf.data.messages import quoted_keys
 from rlhf.data.normal import repeats_prompt
 from rlhf.data.parsing import (
@@ -323,7 +324,7 @@ class _Reader:
 
     def _repair(self, problem: Malformed) -> list[str]:
         """Return advice on a file whose rows have this problem; none where the problem says what to do."""
-        if isinstance(problem, WrongColumns | UnknownColumn):
+        if isinstance(problem, WrongColumns | UnknownColumn | UnclearRating):
             return []
         if not isinstance(problem, OtherKind):
             return ["Repair the file"]

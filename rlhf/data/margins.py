@@ -1,61 +1,86 @@
 """Margins of preference pairs: by how much the chosen answer was rated above the rejected one."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 
 from rlhf.data.fields import has_value, leaves, twins, words
 from rlhf.data.raw import Malformed
 
 SIDES = ("chosen", "rejected")
-_PLACES = {"rank", "ranks", "ranking", "rankings", "order", "place", "places", "position"}  # 1 is the best
-_MEASURES = {  # words of names that count or identify an answer, or say how bad it is: no rating, where more is better
-    *("severity", "level", "toxicity", "toxic", "harm", "harmfulness", "error", "errors", "penalty", "refusal"),
-    *("id", "ids", "uid", "idx", "index", "hash", "seed", "time", "date", "year", "temperature"),
-    *("n", "num", "number", "count", "counts", "len", "length", "lengths", "size", "turns", "turn", "rounds"),
-    *("token", "tokens", "word", "words", "char", "chars", "characters", "bytes", "lines", "sentences", "label"),
-    *("loss", "nll", "ppl", "perplexity", "logp", "logps", "logprob", "logprobs", "prob", "probs", "probability"),
+_RATINGS = {  # whole names, without the mark of an answer: more is better
+    *("score", "scores", "rating", "ratings", "reward", "rewards", "avg rating"),
+    *("overall score", "fine grained score"),  # of UltraFeedback
+    "winner model",  # of the sets of Chatbot Arena: 1 for the better one
 }
-_RATINGS = {  # words of names of numbers, of which more is better
-    *("rating", "ratings", "rated", "score", "scores", "scored", "reward", "rewards", "grade", "grades"),
-    *("quality", "overall", "preference", "preferred", "better", "winner", "won", "win", "wins", "helpfulness"),
-    *("elo", "stars", "points", "votes", "upvotes", "likes"),
-}
+_PLACES = {"rank", "ranks", "ranking", "rankings"}  # 1 is the best
 
 
-def judges(name: str) -> bool:
-    """Return whether a number of this name may judge an answer: it is none that counts or identifies it."""
-    return _MEASURES.isdisjoint(words(name))
+class UnclearRating(Malformed):
+    """A number that may rate answers, and does not say which are better. The message says what to do."""
 
 
-def decides(name: str) -> bool:
-    """Return whether a number of this name says by itself which answer is better, as a score or a place does."""
-    return judges(name) and (is_place(name) or not _RATINGS.isdisjoint(words(name)))
+def sign_of(name: str, marks: Container[str] = ()) -> int | None:
+    """Return 1 where more of a number is better, −1 where it is a place; None where its name leaves that open.
 
-
-def is_place(name: str) -> bool:
-    """Return whether a number of this name is a place, of which 1 is the best."""
-    return not _PLACES.isdisjoint(words(name))
-
-
-def margin_of(
-    row: Mapping[str, object], sides: tuple[str, str] = SIDES, counts: Callable[[str], bool] = judges
-) -> float | None:
-    """Return the difference of the ratings, or else the margin that a row states; None where it has neither.
-
-    Ratings are two numbers that count by their name, as `counts` says, and whose names differ as the names of the
-    answers do, which are those of the better and of the worse one: `rm_score_chosen` and `rm_score_rejected`. One
-    without its counterpart says nothing. Raises Malformed for a number that is not finite, and for a rating that is no
-    number beside one that is.
+    The whole name has to say so, but for the `marks` of an answer: one more word may turn it round (`bias_score`).
     """
-    fields = dict(_fields(row))
-    for better, worse in twin_fields(row, *sides):
-        numbers = number_or_none(fields[better]), number_or_none(fields[worse])
-        if not counts(better) or numbers == (None, None):
-            continue
-        margin = _difference(fields, better, worse)
-        if margin is not None:
-            return -margin if is_place(better) else margin
-    return _number(row, "margin")
+    own = " ".join(word for word in words(name) if word not in marks)
+    return 1 if own in _RATINGS else -1 if own in _PLACES else None
+
+
+def named_rating(rating: str, names: Container[str], marks: Container[str] = ()) -> tuple[str, int]:
+    """Return the number that `data.rating` names, and its sign as `sign_of` does; `+` or `-` before it says the sign.
+
+    Raises Malformed if it is none of `names`, and where its sign is not known.
+    """
+    name = rating if rating in names else rating.removeprefix(rating[0]) if rating[:1] in ("+", "-") else ""
+    if name not in names:
+        raise Malformed(f"no number beside each answer rates it: {rating} (data.rating) is none")
+    sign = sign_of(name, marks) if name == rating else 1 if rating[0] == "+" else -1
+    if sign is None:
+        raise UnclearRating(ask_for_sign(name))
+    return name, sign
+
+
+def ask_for_sign(name: str) -> str:
+    """Return how to say whether more of a number is better."""
+    return (
+        f"'{name}' does not say whether more of it is better: --set data.rating=+{name} if it is, "
+        f"data.rating=-{name} if less is (`rlhf data …`: --rating +{name} or --rating -{name})"
+    )
+
+
+def margin_of(row: Mapping[str, object]) -> float | None:
+    """Return by how much the chosen answer is rated above the rejected one, or else the margin that a row states.
+
+    None where it has neither. Raises Malformed as `margins` does.
+    """
+    return next(iter(margins(row, *SIDES).values()), _number(row, "margin"))
+
+
+def margins(
+    row: Mapping[str, object], one: str, other: str, beside: Collection[str] = (), rating: str | None = None
+) -> dict[str, float]:
+    """Return by how much the first of two answers is rated above the other, by the name of each rating of it.
+
+    Ratings are two numbers whose names differ as the marks `one` and `other` of the answers do and say how they rate
+    (`score_chosen`, `score_rejected`), or those that `rating` names; words of `beside` may stand there too. One without
+    its counterpart says nothing. Raises Malformed for a number that is not finite, for a rating that is no number
+    beside one that is, and for a `rating` that is none.
+    """
+    fields, marks = dict(_fields(row)), {one, other, *beside}
+    pairs = [pair for pair in twin_fields(row, one, other) if any(number_or_none(fields[n]) is not None for n in pair)]
+    signs = {first: sign_of(first, marks) for first, _ in pairs}
+    if rating is not None:
+        numbers = {name: pair[0] for pair in pairs for name in pair}
+        name, sign = named_rating(rating, numbers, marks)
+        signs = {numbers[name]: sign}
+    found: dict[str, float] = {}
+    for first, second in pairs:
+        known = signs.get(first)
+        if known is not None and (margin := _difference(fields, first, second)) is not None:
+            found[first] = known * margin
+    return found
 
 
 def twin_fields(row: Mapping[str, object], one: str, other: str) -> list[tuple[str, str]]:

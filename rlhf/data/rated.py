@@ -14,24 +14,26 @@ from typing import NamedTuple
 
 from rlhf.data.columns import CONTEXT, INPUT_COLUMNS
 from rlhf.data.fields import has_value, is_messages, is_text, leaves, switches_training, values, words
-from rlhf.data.margins import decides, is_place, judges, number_or_none
+from rlhf.data.margins import UnclearRating, ask_for_sign, named_rating, number_or_none, sign_of
 from rlhf.data.messages import trained_flags
 from rlhf.data.raw import Malformed
-from rlhf.data.verdicts import PROMPTS, RESPONSE_WORDS, at_most_one, names_verdict
+from rlhf.data.verdicts import PROMPTS, RESPONSE_WORDS, answer_words, at_most_one, names_verdict
 from rlhf.recipe.choices import RatedPairs
 from rlhf.terminal import counted
 
 _OTHER_ANSWERS = ("chosen", "rejected", "completion", "response", "output", "messages", "conversations")
-_ORDERS = {"ranking", "rankings", "order"}  # of lists: the place of each answer, or the answers by place
 _READ = {*INPUT_COLUMNS, *CONTEXT, "system", "input"}
-_MEANS = ("fine", "avg", "average", "mean")  # of ratings of aspects: before an overall one
+_MEAN = "fine-grained_score"  # of UltraFeedback: of the ratings of its aspects; comes before its overall score
+_ASPECTS = {
+    f"annotations.{aspect}.Rating" for aspect in ("helpfulness", "honesty", "instruction_following", "truthfulness")
+}
 
 
 class _Found(NamedTuple):
     """The columns of a row that were read, its answers with their ratings, and the name of the rating."""
 
     columns: list[str]
-    answers: list[tuple[object, float | None]]
+    answers: Sequence[tuple[object, float | None]]
     rating: str
 
 
@@ -128,45 +130,80 @@ def _may_be_read(name: str, value: object) -> bool:
 
 def _of_objects(row: Mapping[str, object], rating: str | None) -> _Found | None:
     """Return the column of a list of objects with one text and a rating each, and these; None without such a list."""
-    for column, value in row.items():
-        if column in PROMPTS or not is_messages(value) or len(value) < 2:
-            continue
-        texts = [[n for n in item if {*words(n)} & RESPONSE_WORDS and has_value(item[n])] for item in value]
-        if any(len(names) != 1 for names in texts) or any("role" in item or "from" in item for item in value):
-            continue
-        for number, item in enumerate(value, 1):
-            _refuse_untrained(item, f"{column}[{number}]")
-        by, ratings = _ratings([dict(itertools.chain(*(leaves(n, v) for n, v in i.items()))) for i in value], rating)
-        answers = [(item[name], number) for item, (name,), number in zip(value, texts, ratings, strict=True)]
-        return _Found([column], answers, by)
-    return None
+    lists = {name: value for name, value in row.items() if is_messages(value) and _has_texts(value)}
+    column = _one_list([name for name in lists if name not in PROMPTS])
+    if column is None:
+        return None
+    for number, item in enumerate(lists[column], 1):
+        _refuse_untrained(item, f"{column}[{number}]")
+    names = [name for item in lists[column] for name in _texts(item)]
+    marks = answer_words(column).union(*map(answer_words, names))
+    by, ratings = _ratings([_leaves(item) for item in lists[column]], rating, marks)
+    texts = [item[name] for item, name in zip(lists[column], names, strict=True)]
+    return _Found([column], list(zip(texts, ratings, strict=True)), by)
+
+
+def _leaves(item: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of an object with a value, those of objects in it with dotted names."""
+    return dict(itertools.chain(*(leaves(name, value) for name, value in item.items())))
+
+
+def _texts(item: Mapping[str, object]) -> list[str]:
+    """Return the fields of an object that are named as an answer's text, and are no number."""
+    named = (name for name in item if not RESPONSE_WORDS.isdisjoint(words(name)))
+    return [name for name in named if has_value(item[name]) and not isinstance(item[name], int | float)]
+
+
+def _has_texts(items: Sequence[Mapping[str, object]]) -> bool:
+    """Return whether a list holds two objects or more with one text each, which are no turns of a conversation."""
+    return len(items) > 1 and all(len(_texts(item)) == 1 and not {"role", "from"} & item.keys() for item in items)
 
 
 def _of_lists(row: Mapping[str, object], rating: str | None) -> _Found | None:
     """Return the columns of a list of texts and of lists of numbers, and the texts rated by these; None without.
 
-    A list that is named `ranked` needs no numbers: the best answer stands first.
+    A list that is named `ranked_answers` needs no numbers: the best answer stands first.
     """
     lists = {name: value for name, value in row.items() if isinstance(value, list) and len(value) > 1}
     numbers = {name: value for name, value in lists.items() if all(number_or_none(n) is not None for n in value)}
-    for column, texts in lists.items():
-        beside = {name: value for name, value in numbers.items() if name != column and len(value) == len(texts)}
-        if column in PROMPTS or not _is_answers(column, texts) or not all(isinstance(text, str) for text in texts):
-            continue
-        if not beside and "ranked" in words(column):
-            return _Found([column], [(text, -float(place)) for place, text in enumerate(texts)], column)
-        if not beside:
-            continue
-        if rating is None and (unclear := [name for name, places in beside.items() if _may_be_order(name, places)]):
-            raise Malformed(
-                f"'{unclear[0]}' may hold the place of each answer, or the answers by place: write it as 'ranks', the "
-                f"place of each answer, 1 for the best, or say that it is that: --set data.rating={unclear[0]} "
-                f"(`rlhf data …`: --rating {unclear[0]})"
-            )
-        items = [dict(zip(beside, row_numbers, strict=True)) for row_numbers in zip(*beside.values(), strict=True)]
-        by, ratings = _ratings(items, rating)
-        return _Found([column, *beside], list(zip(texts, ratings, strict=True)), by)
-    return None
+    texts = {name: value for name, value in lists.items() if name not in PROMPTS and _is_answers(name, value)}
+    beside = {
+        column: {name: value for name, value in numbers.items() if name != column and len(value) == len(answers)}
+        for column, answers in texts.items()
+        if all(isinstance(answer, str) for answer in answers)
+    }
+    column = _one_list([name for name, rating_lists in beside.items() if rating_lists or _is_ranked(name)])
+    if column is None:
+        return None
+    if not beside[column]:
+        by_place = [(text, -float(place)) for place, text in enumerate(texts[column])]
+        return _Found([column], by_place, f"{column} (the best first)")
+    unclear = next((name for name, places in beside[column].items() if _may_be_order(name, places)), None)
+    if rating is None and unclear is not None:
+        raise Malformed(
+            f"'{unclear}' may hold the place of each answer, or the answers by place: write it as 'ranks', the place "
+            f"of each answer, 1 for the best, or say that it is that: --set data.rating={unclear} (`rlhf data …`: "
+            f"--rating {unclear})"
+        )
+    rows = zip(*beside[column].values(), strict=True)
+    items = [dict(zip(beside[column], row_numbers, strict=True)) for row_numbers in rows]
+    by, ratings = _ratings(items, rating, answer_words(column))
+    return _Found([column, *beside[column]], list(zip(texts[column], ratings, strict=True)), by)
+
+
+def _one_list(found: Sequence[str]) -> str | None:
+    """Return which list has the answers: the only one, or the only one whose whole name says so; None without one.
+
+    Raises Malformed for several.
+    """
+    named = [name for name in found if answer_words(name).issuperset(words(name))]
+    return at_most_one(named or found, "lists of answers", "leave out the others: data.ignore (--ignore)")
+
+
+def _is_ranked(name: str) -> bool:
+    """Return whether a list is named as one of answers from the best to the worst, and as nothing else."""
+    first, *others = words(name) or ("",)
+    return first == "ranked" and len(others) == 1 and others[0].removesuffix("s") in RESPONSE_WORDS
 
 
 def _refuse_untrained(answer: Mapping[str, object], place: str) -> None:
@@ -176,18 +213,13 @@ def _refuse_untrained(answer: Mapping[str, object], place: str) -> None:
 
 
 def _may_be_order(name: str, places: Sequence[object]) -> bool:
-    """Return whether a list may name the answers from the best to the worst, and says another thing as their places.
-
-    `ranking` from 1 holds places, as `ranks` does; from 0 it may be an order of indices.
-    """
+    """Return whether a `ranking` may name the answers from the best to the worst, and says another thing as places."""
     numbers = [number_or_none(place) for place in places]
     start = min(number for number in numbers if number is not None)
-    if _ORDERS.isdisjoint(words(name)) or sorted(map(str, numbers)) != sorted(
-        str(start + n) for n in range(len(numbers))
-    ):
+    in_order = [start + n for n in range(len(numbers))]
+    if {"ranking", "rankings"}.isdisjoint(words(name)) or sorted(map(str, numbers)) != sorted(map(str, in_order)):
         return False
-    inverse = [numbers.index(start + n) + start for n in range(len(numbers))]
-    return numbers != inverse and (start == 0 or "order" in words(name))
+    return numbers != [numbers.index(place) + start for place in in_order]
 
 
 def _is_answers(name: str, value: object) -> bool:
@@ -200,31 +232,33 @@ def _is_answers(name: str, value: object) -> bool:
     )
 
 
-def _ratings(items: Sequence[Mapping[str, object]], rating: str | None) -> tuple[str, list[float | None]]:
-    """Return what rates the answers, and the rating of each by its fields; more is better.
+def _ratings(
+    items: Sequence[Mapping[str, object]], rating: str | None, marks: set[str]
+) -> tuple[str, list[float | None]]:
+    """Return what rates the answers, in words, and the rating of each by its fields; more is better.
 
-    Fields in objects have dotted names. A number of the answer itself comes before those of its aspects, whose mean
-    counts. Raises Malformed where several may be the rating, and where none says by its name that more is better.
+    `marks` are words for an answer that the name of its rating may have too. Fields in objects have dotted names.
+    Without a rating of its own the mean of UltraFeedback's aspects rates an answer. Raises Malformed where several may
+    be the rating, and where none says by its name which answers are better.
     """
-    names = dict.fromkeys(name for item in items for name in item if judges(name) or name == rating)
+    names = dict.fromkeys(name for item in items for name in item)
     numbers = [name for name in names if all(n.get(name) is None or number_or_none(n[name]) is not None for n in items)]
-    own = [rating] if rating in names else [name for name in numbers if "." not in name and decides(name)]
-    if rating is None and len(own) > 1:
-        means = [name for name in own if not {*words(name)}.isdisjoint(_MEANS)]
-        overall = [name for name in own if "overall" in words(name)]
-        own = means or overall or own
-    if rating is not None and rating not in names:
-        raise Malformed(f"no number beside each answer rates it: {rating} (data.rating) is none")
+    own = [(name, sign) for name in numbers if (sign := sign_of(name, marks)) is not None]
+    own = [(name, sign) for name, sign in own if name == _MEAN] or own
+    if rating is not None:
+        own = [named_rating(rating, names, marks)]
     if len(own) > 1:
-        raise Malformed(f"{', '.join(own)} may each be the rating of an answer; name one: --set data.rating={own[0]}")
+        several = ", ".join(name for name, _ in own)
+        raise Malformed(f"{several} may each be the rating of an answer; name one: --set data.rating={own[0][0]}")
     if own:
-        sign = -1 if is_place(own[0]) else 1
-        found = [_finite(item.get(own[0]), own[0]) for item in items]
-        return own[0], [None if number is None else sign * number for number in found]
-    if aspects := [name for name in names if {*words(name)} & {"rating", "score"} and "." in name]:
+        name, sign = own[0]
+        found = [_finite(item.get(name), name) for item in items]
+        by = f"{name} ({'more' if sign > 0 else 'less'} is better)"
+        return by, [None if number is None else sign * number for number in found]
+    if aspects := [name for name in names if name in _ASPECTS]:
         return "the mean of its aspects", [_mean([_finite(item.get(name), name) for name in aspects]) for item in items]
-    way_out = f"; if more of '{numbers[0]}' is better, say so: --set data.rating={numbers[0]}" if numbers else ""
-    raise Malformed(f"no number beside each answer rates it: write a 'rank' beside each, 1 for the best{way_out}")
+    way_out = f"; {ask_for_sign(numbers[0])}" if numbers else ""
+    raise UnclearRating(f"no number beside each answer rates it: write a 'rank' beside each, 1 for the best{way_out}")
 
 
 def _finite(value: object, name: str) -> float | None:

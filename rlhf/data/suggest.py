@@ -1,18 +1,23 @@
 """The command that makes rows of a known kind of columns that show none: which column is what, by its name or place."""
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from rlhf.data.fields import is_free
+from rlhf.data.fields import is_free, words
 from rlhf.data.raw import Malformed
+from rlhf.data.verdicts import answer_words
 from rlhf.recipe.choices import RowKind
 
-# What names of columns say, in this order: a `bad_answer` is rejected, and a `dispreferred` one is not preferred.
-SAYING = {
-    "rejected": "reject|bad|worse|worst|los[et]|negative|dispref",
-    "chosen": "chosen|good|better|best|win|prefer|accept|positive",
+# What says which answer is better: a name's only word but for those of an answer. One more may turn it round
+# (`not_accepted`, `least_preferred_answer`).
+PREFERRED = {
+    "rejected": "rejected|bad|worse|worst|loser|losing|negative|dispreferred",
+    "chosen": "chosen|good|better|best|winner|winning|preferred|accepted|positive",
+}
+SAYING = {  # parts of words that say what a column is, in this order
     "prompt": "prompt|question|query|instruct|input|problem|human|user|ask",
     "completion": "completion|response|answer|output|reply|assistant|agent|model|solution",
 }
@@ -51,42 +56,48 @@ def command(file: str, row: Mapping[str, object], usable: Usable) -> str | None:
             usable(renamed, reading.kind, named)
         except Malformed:
             return None
-    words = ["rlhf", "data", "convert", file]
+    parts = ["rlhf", "data", "convert", file]
     for old, new in reading.rename.items():
-        words += ["--rename", f"{old}={new}"]
-    words += [*(["--format", reading.kind] if named else []), "--to", "new.jsonl"]
+        parts += ["--rename", f"{old}={new}"]
+    parts += [*(["--format", reading.kind] if named else []), "--to", "new.jsonl"]
     meaning = ", ".join(f"'{old}' is {new}" for old, new in reading.rename.items())
     without = f" (without {', '.join(map(repr, reading.left_out))})" if named and reading.left_out else ""
-    return f"If {meaning}: `{shlex.join(words)}`{without}"
+    return f"If {meaning}: `{shlex.join(parts)}`{without}"
+
+
+def _role(name: str) -> str | None:
+    """Return what a column is by its name: the answer that is better or worse, a prompt, an answer; None for others."""
+    own = [word for word in words(name) if word not in answer_words(name)]
+    preferred = (role for role, pattern in PREFERRED.items() if len(own) == 1 and re.fullmatch(pattern, own[0]))
+    others = (role for role, pattern in SAYING.items() if re.search(pattern, name.lower()))
+    return next(itertools.chain(preferred, others), None)
 
 
 def _reading(row: Mapping[str, object]) -> _Reading | None:
-    """Return what the columns with texts may be: what a name says, else the next one in order; None for no reading."""
+    """Return what the columns with texts may be, by what a name says, and then in their order; None for no reading.
+
+    Which of two answers is better no order says: one of the two has to say it.
+    """
     texts = [name for name, value in row.items() if isinstance(value, str) and not is_free(name, value)]
     texts = [name for name in texts if any(map(str.isalpha, str(row[name])))]
     long = [name for name in texts if len(str(row[name]).split()) > 1]
     texts = long if len(long) > 2 else texts  # a word beside them may say which answer is better
     said: dict[str, str] = {}
     for name in texts:
-        role = next((role for role, pattern in SAYING.items() if re.search(pattern, name.lower())), None)
-        if role is not None:
+        if (role := _role(name)) is not None:
             said.setdefault(role, name)
-    if "chosen" in said or "rejected" in said or (len(texts) == 3 and "completion" not in said):
+    if PREFERRED.keys() & said.keys():
         kind: RowKind = "preference"
     elif "answer" in texts:  # which rewards compare with, too
         kind, said["answer"] = "question", "answer"
     else:
         kind = "completion" if len(texts) > 1 else "prompt"
-    others_say = any(name not in texts and not is_free(name, value) for name, value in row.items())
-    if kind == "preference" and not {"chosen", "rejected"} & said.keys() and others_say:
-        return None  # of two answers side by side such a column may say which is better
     found = {role: said[role] for role in ROLES[kind] if role in said}
-    others = (name for name in texts if name not in found.values())
-    for role in ROLES[kind]:
-        if role not in found and (other := next(others, None)) is not None:
-            found[role] = other
-    if len(found) < len(ROLES[kind]):
+    missing = [role for role in ROLES[kind] if role not in found]
+    others = [name for name in texts if name not in found.values()] if missing else []
+    if len(others) != len(missing):
         return None
+    found |= dict(zip(missing, others, strict=True))
     names = {"prompt": "question"} if kind == "question" else {}
     rename = {found[role]: names.get(role, role) for role in ROLES[kind] if found[role] != names.get(role, role)}
     return _Reading(kind, rename, [name for name in texts if name not in found.values()])

@@ -1,8 +1,8 @@
 """Rows of two responses and a verdict on which is better, as HelpSteer3, Chatbot Arena and PKU-SafeRLHF have them.
 
 Two columns hold the responses if their names differ in a mark alone: a and b, 1 and 2, first and second. A column holds
-the verdict if its name says so: `winner`, `preferred`, `better_response_id`. Numbers whose names have the marks too are
-ratings, which decide where no verdict stands.
+the verdict if its name says so: `winner`, `preferred`, `better_response_id`. Where none stands, ratings decide: numbers
+whose names have the marks too, and say nothing else but that they rate.
 """
 
 import math
@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.data.fields import boolean, has_value, is_messages, is_text, twins, values, words
-from rlhf.data.margins import decides, judges, margin_of, twin_fields
+from rlhf.data.fields import boolean, has_value, is_free, is_messages, is_text, twins, values, words
+from rlhf.data.margins import UnclearRating, ask_for_sign, margins, number_or_none, twin_fields
 from rlhf.data.raw import Malformed
 
 # Marks of the first and of the second response, and those that others beside them would have.
@@ -24,7 +24,7 @@ MARKS = (
     ("left", "right", ()),
 )
 PROMPTS = ("prompt", "context", "question", "instruction")
-SIGNED = "overall_preference"  # below 0: the first is better, above 0: the second, 0: a tie
+_SIGNED = ("response1", "response2", "overall_preference")  # of HelpSteer3: below 0 the first is better, above 0 not
 RESPONSE_WORDS = {
     *("response", "answer", "output", "completion", "conversation", "reply", "generation", "candidate"),
     *("summary", "text", "content"),
@@ -38,10 +38,11 @@ _BESIDE_VERDICTS = RESPONSE_WORDS | {
     "final",
 }
 _GRADES = {"preference", "label"}  # a number under these may be a grade
+_LABELS = {"label", "judgment"}  # may name the worse one of two responses as well
 _TIES = {"tie", "tied", "draw", "both", "neither", "tie (bothbad)", "both_bad", "bothbad"}
-_JUDGEMENT = re.compile(  # columns of published sets that say how a verdict came about
-    r"(individual|all)_preferences?(_.*)?|preference_.*|judge|turn|anony|tstamp|openai_moderation|toxic_chat_tag"
-)
+_JUDGEMENT = {  # columns of HelpSteer3 and of Chatbot Arena that say how a verdict came about
+    *("individual_preference", "judge", "turn", "anony", "tstamp", "openai_moderation", "toxic_chat_tag"),
+}
 _ANSWERS = ("completion", "response", "output")  # columns of rows of one answer
 
 
@@ -54,10 +55,25 @@ class Columns(NamedTuple):
     verdict: str | None
 
 
+class OtherNumbers(Malformed):
+    """A verdict by a number that no response has: the file counts in another way, and none of its numbers is clear."""
+
+
+def answer_words(name: str) -> set[str]:
+    """Return the words for an answer in the name of one, which its ratings may repeat: `response_a_rating`."""
+    own = RESPONSE_WORDS & {word.removesuffix("s") for word in words(name)}
+    return own | {f"{word}s" for word in own}
+
+
 def names_verdict(name: str) -> bool:
     """Return whether a column is named as one that says which of two responses is better."""
-    own = {word if word in _VERDICTS else word.removesuffix("s") for word in words(name)} - _BESIDE_VERDICTS
+    own = _verdict_words(name)
     return bool(own) and own <= _VERDICTS and ("chosen" not in own or words(name) == ("chosen",))
+
+
+def _verdict_words(name: str) -> set[str]:
+    """Return the words of a name in the singular, without those that say nothing of what it decides."""
+    return {word if word in _VERDICTS else word.removesuffix("s") for word in words(name)} - _BESIDE_VERDICTS
 
 
 def agrees(name: str, value: object) -> bool:
@@ -79,25 +95,26 @@ def _side(value: object) -> bool | None:
     return boolean(value)
 
 
-def compared(row: Mapping[str, object]) -> Columns | None:
+def compared(row: Mapping[str, object], rating: str | None = None) -> Columns | None:
     """Return the columns of two responses; None for a row without them, and for one that has a rejected answer.
 
-    Columns with values come before those without.
+    Columns with values come before those without. `rating` names the number that rates them (`data.rating`).
     """
     if has_value(row.get("rejected")):
         return None
     verdict = next(iter(_verdicts(row)), None)
-    found = [Columns(*columns, verdict) for columns in _pairs(row)]
+    found = [Columns(*columns, verdict) for columns in _pairs(row, rating)]
     return max(found, key=lambda columns: _are_given(row, columns), default=None)
 
 
-def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object] | None:
+def preference(row: Mapping[str, object], columns: Columns, rating: str | None = None) -> dict[str, object] | None:
     """Return the preference row of two responses and a verdict; None for a tie. Raises Malformed.
 
-    Ratings of the two become its margin, and decide where there is no verdict. What else is said of each response, but
-    for texts, goes. The row keeps every other column, so that the reader uses it, or refuses to lose it.
+    Ratings of the two become its margin, and decide where there is no verdict; `rating` names the number, where its
+    name leaves open that it rates. What else is said of each response, but for texts, goes. The row keeps every other
+    column, so that the reader uses it, or refuses to lose it.
     """
-    pairs = [f"{first}, {second}" for first, second, marks in _pairs(row) if _are_given(row, (first, second))]
+    pairs = [f"{first}, {second}" for first, second, _ in _pairs(row, rating) if _are_given(row, (first, second))]
     at_most_one(pairs, "responses", "take one pair out", quote=str)
     at_most_one(_verdicts(row), "verdicts", "take the others out")
     are_whole = _is_whole(row[columns.first])
@@ -105,29 +122,25 @@ def preference(row: Mapping[str, object], columns: Columns) -> dict[str, object]
     prompt = at_most_one(prompts, "texts", "write them into one 'prompt'")
     if prompt is None and not are_whole:
         raise Malformed(f"no prompt under {', '.join(PROMPTS)}; name its column: --rename OLD=prompt")
-    rating = _rating(row, columns.marks, decides if columns.verdict is None else judges)
-    first_is_better = _by_rating(rating) if columns.verdict is None else _by_verdict(row, columns)
+    ratings = margins(row, *columns.marks, answer_words(columns.first), rating)
+    first_is_better = _by_rating(row, columns, ratings) if columns.verdict is None else _by_verdict(row, columns)
     if first_is_better is None:
         return None
     better, worse = (columns.first, columns.second) if first_is_better else (columns.second, columns.first)
     pair = {"chosen": row[better], "rejected": row[worse]} | ({} if prompt is None else {"prompt": row[prompt]})
-    margin = {} if rating is None else {"margin": rating if first_is_better else -rating}
+    above = next(iter(ratings.values()), None)
+    margin = {} if above is None else {"margin": above if first_is_better else -above}
     used = {columns.first, columns.second, columns.verdict, prompt, *_about_responses(row, columns)}
-    beside = {key: value for key, value in row.items() if key not in used and not _JUDGEMENT.fullmatch(key.lower())}
+    beside = {key: value for key, value in row.items() if key not in used and key not in _JUDGEMENT}
     return beside | margin | pair
 
 
-def _rating(row: Mapping[str, object], marks: tuple[str, str], counts: Callable[[str], bool]) -> float | None:
-    """Return by how much the response with the first mark is rated above the other; None without ratings."""
-    return margin_of({key: value for key, value in row.items() if key != "margin"}, marks, counts)
-
-
 def _verdicts(row: Mapping[str, object]) -> list[str]:
-    """Return the columns of a row that have a verdict, that of a sign first."""
-    return sorted((n for n, value in row.items() if has_value(value) and names_verdict(n)), key=lambda n: n != SIGNED)
+    """Return the columns of a row that have a verdict."""
+    return [name for name, value in row.items() if has_value(value) and names_verdict(name)]
 
 
-def _pairs(row: Mapping[str, object]) -> list[tuple[str, str, tuple[str, str]]]:
+def _pairs(row: Mapping[str, object], rating: str | None) -> list[tuple[str, str, tuple[str, str]]]:
     """Return the pairs of columns that hold two responses, with their marks.
 
     They are named as responses; or, beside a prompt and a verdict or ratings, without any other answer, they are texts.
@@ -137,7 +150,7 @@ def _pairs(row: Mapping[str, object]) -> list[tuple[str, str, tuple[str, str]]]:
         more = {name for mark in others for name, _ in twins(row, one, mark)}
         pairs += [(first, second, (one, two)) for first, second in twins(row, one, two) if first not in more]
     named = [pair for pair in pairs if len(words(pair[0])) == 2 and not RESPONSE_WORDS.isdisjoint(words(pair[0]))]
-    judged = _verdicts(row) or any(_rating(row, pair[2], decides) is not None for pair in pairs)
+    judged = rating or _verdicts(row) or any(margins(row, *marks, answer_words(name)) for name, _, marks in pairs)
     asked = any(has_value(row.get(prompt)) for prompt in PROMPTS) and judged
     if named or not asked or any(has_value(row.get(answer)) for answer in _ANSWERS):
         return named
@@ -158,7 +171,8 @@ def _is_whole(response: object) -> bool:
 
 def _about_responses(row: Mapping[str, object], columns: Columns) -> list[str]:
     """Return the columns without texts that say something of one response, by its name or beside a twin."""
-    about = {name.partition(".")[0] for pair in twin_fields(row, *columns.marks) for name in pair}
+    fields = [name for pair in twin_fields(row, *columns.marks) for name in pair]
+    about = {name if name in row else name.partition(".")[0] for name in fields}
     for own in map(words, columns[:2]):
         about |= {name for name in row if {*own} < {*words(name)}}
     return [name for name in about if not any(map(is_text, values(row.get(name))))]
@@ -171,11 +185,17 @@ def at_most_one(found: Sequence[str], what: str, way_out: str, quote: Callable[[
     return found[0] if found else None
 
 
-def _by_rating(margin: float | None) -> bool | None:
-    """Return whether the first response is rated higher; None for a tie. Raises Malformed without ratings."""
-    if margin is None:
-        raise Malformed("no verdict and no ratings say which response is better, as `winner` or `score_…` do")
-    return None if margin == 0 else margin > 0
+def _by_rating(row: Mapping[str, object], columns: Columns, ratings: Mapping[str, float]) -> bool | None:
+    """Return whether the first response is rated higher; None for a tie. Raises Malformed without one rating."""
+    name = at_most_one([*ratings], "ratings", "name one: --rating NAME")
+    if name is None:
+        fields = ((name, row.get(name)) for name, _ in twin_fields(row, *columns.marks))
+        numbers = [name for name, value in fields if number_or_none(value) is not None and not is_free(name, value)]
+        way_out = f"; {ask_for_sign(numbers[0])}" if numbers else ""
+        raise UnclearRating(
+            f"no verdict and no ratings say which response is better, as `winner` or `score_…` do{way_out}"
+        )
+    return None if ratings[name] == 0 else ratings[name] > 0
 
 
 def _by_verdict(row: Mapping[str, object], columns: Columns) -> bool | None:
@@ -183,24 +203,28 @@ def _by_verdict(row: Mapping[str, object], columns: Columns) -> bool | None:
 
     A number alone is clear where the responses are numbered alike. Elsewhere 1 may be the first or the second.
     """
-    value = row[str(columns.verdict)]
+    verdict, value = str(columns.verdict), row[str(columns.verdict)]
+    if _verdict_words(verdict) <= _LABELS:
+        raise Malformed(
+            f"'{verdict}' leaves open whether it names the better response; if it does: --rename {verdict}=winner"
+        )
     word = "" if isinstance(value, bool) else str(value).strip().lower()
+    number = number_or_none(value)
     known = f"{columns.first}, {columns.second} or tie"
-    if columns.verdict == SIGNED:
+    problem: type[Malformed] = Malformed
+    if (columns.first, columns.second, verdict) == _SIGNED:
         known = "below 0 for the first response, above 0 for the second, and 0 for a tie"
-        try:
-            sign = float(word)
-        except ValueError:
-            sign = math.nan
-        if not math.isnan(sign):
-            return None if sign == 0 else sign < 0
+        if number is not None and not math.isnan(number):
+            return None if number == 0 else number < 0
     elif word in _TIES:
         return None
     elif has_value(value) and value in (row[columns.first], row[columns.second]):
         return value == row[columns.first]
     elif (side := _named_side(word, columns)) is not None:
         return side
-    raise Malformed(f"'{columns.verdict}' is {value!r:.40} and leaves open which response is better; write {known}")
+    elif columns.marks[0].isdigit() and number is not None:
+        problem = OtherNumbers
+    raise problem(f"'{verdict}' is {value!r:.40} and leaves open which response is better; write {known}")
 
 
 def _named_side(word: str, columns: Columns) -> bool | None:

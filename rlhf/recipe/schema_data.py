@@ -111,7 +111,7 @@ class Data(Section):
     rename: dict[Name, Name] | None = None  # columns of the rows: {old: new}
     ignore: Annotated[tuple[Name, ...] | None, AsTuple] = None  # columns and fields of messages that no answer needs
     rated: RatedPairs | None = None  # pairs of a prompt's rated answers; null: best_worst, one pair for a prompt
-    rating: Name | None = None  # which number rates an answer, where there are several
+    rating: Name | None = None  # which number rates an answer; + or - before it: whether more or less of it is better
     on_bad_row: OnBadRow
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     # Share of all conversations that only choose checkpoints. They are held out; results are reported on the other

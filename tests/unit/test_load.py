@@ -147,7 +147,9 @@ def test_columns_without_use_and_pairs_of_rated_answers_are_said_and_recorded(tm
     rated = {"answers": [{"text": f"It is {n}.", "score": n} for n in range(3)], "domain": "general"}
     _, facts = corpus(tmp_path, [{"prompt": f"Question {n}?"} | rated for n in range(30)], None)
     pairs, unused = facts["notes"]
-    assert pairs.endswith("30 prompts with rated answers: 30 pairs of the best and the worst by score, 0 ties left out")
+    assert pairs.endswith(
+        "30 prompts with rated answers: 30 pairs of the best and the worst by score (more is better), 0 ties left out"
+    )
     assert "not used in training: domain; --set data.ignore=[domain]" in unused
     said = capsys.readouterr().err
     assert pairs in said and unused in said

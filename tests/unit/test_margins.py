@@ -16,9 +16,8 @@ NAMES = (
     ("chosen-rating", "rejected-rating"),
     ("rewardChosen", "rewardRejected"),
     ("chosen_avg_rating", "rejected_avg_rating"),
-    ("rm_score_chosen_v2", "rm_score_rejected_v2"),
-    ("helpfulness of chosen", "helpfulness of rejected"),
-    ("judge.chosen.score", "judge.rejected.score"),
+    ("overall_score.chosen", "overall_score.rejected"),
+    ("chosen.score", "rejected.score"),
 )
 
 
@@ -37,9 +36,10 @@ def test_ratings_may_stand_in_an_object_and_places_count_downwards():
 
 
 @pytest.mark.parametrize(
-    "name", ["{}_length", "n_tokens_{}", "{}Id", "{}_logprob", "{}_severity_level", "is_{}_safe", "{}_model"]
+    "name",
+    ["{}_length", "n_tokens_{}", "{}Id", "{}_logprob", "is_{}_safe", "{}_model", "safety.{}.score", "bad_rank_{}"],
 )
-def test_counts_ids_and_booleans_are_no_ratings(name):
+def test_what_does_not_say_by_its_whole_name_that_it_rates_is_no_rating(name):
     value = {"is_{}_safe": (True, False), "{}_model": ("gpt-4", "llama")}.get(name, (7, 3))
     assert margin_of(dict(zip(map(name.format, ("chosen", "rejected")), value, strict=True))) is None
     assert margin_of({"chosen": "4", "rejected": "5"}) is None, "these are the answers"

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import datasets
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlhf.data import convert, formats
+from rlhf.data.margins import sign_of
 from rlhf.data.prepare import Preparation
 from rlhf.errors import UserError
 from rlhf.recipe.schema_data import Data
 from tests.helpers import rlhf
+from tests.unit.rows import UNCLEAR
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 RATINGS = [(2.0, 10), (4.5, 5), (3.0, 7), (1.0, 1)]
@@ -56,7 +60,8 @@ def test_one_pair_of_the_best_and_the_worst_answer_is_made_of_a_prompt_and_ties_
     assert told(rows) == [("answer 1", "answer 3", 3.5)] * 2
     assert [pair.prompt[0].content for pair in rows.pairs] == ["Name a metal.", "Name a tree."]
     assert rows.report.notes[0].endswith(
-        "a.jsonl: 3 prompts with rated answers: 2 pairs of the best and the worst by fine-grained_score, 1 tie left out"
+        "a.jsonl: 3 prompts with rated answers: 2 pairs of the best and the worst by fine-grained_score "
+        "(more is better), 1 tie left out"
     )
     assert "not used in training: source, models, correct_answers, incorrect_answers;" in rows.report.notes[1]
     with pytest.raises(UserError, match="1 tie left out: no pair to train on"):
@@ -66,9 +71,9 @@ def test_one_pair_of_the_best_and_the_worst_answer_is_made_of_a_prompt_and_ties_
 def test_all_pairs_of_different_ratings_may_be_made_and_the_rating_named(tmp_path):
     rows = read(tmp_path, ultrafeedback([(1, 2), (2, 2), (1, 5)]), rated="all")
     assert told(rows) == [("answer 1", "answer 0", 1), ("answer 1", "answer 2", 1)]
-    assert "2 pairs of all that are rated differently by fine-grained_score, 1 tie left out" in rows.report.notes[0]
+    assert "2 pairs of all that are rated differently by fine-grained_score (more is" in rows.report.notes[0]
     assert told(read(tmp_path, ultrafeedback(), rating="overall_score")) == [("answer 0", "answer 3", 9)]
-    by_aspect = read(tmp_path, ultrafeedback(), rating="annotations.helpfulness.Rating")
+    by_aspect = read(tmp_path, ultrafeedback(), rating="+annotations.helpfulness.Rating")
     assert told(by_aspect) == [("answer 1", "answer 3", 3.5)]
     with pytest.raises(UserError, match=r"rates it: depth \(data\.rating\) is none"):
         read(tmp_path, ultrafeedback(), rating="depth")
@@ -90,12 +95,20 @@ def test_without_a_rating_of_its_own_the_mean_of_the_aspects_rates_an_answer(tmp
             {"question": "Q?", "generations": ["a", "b", "c"], "scores": [0, 0.5, -1], "models": list("xyz")},
             ("b", "c", 1.5),
         ),
-        ({"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [3, 1, 2]}, ("b", "a", 2)),
+        ({"prompt": "Q?", "responses": ["a", "b", "c"], "ranks": [3, 1, 2]}, ("b", "a", 2)),
         ({"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [1, 0, 2]}, ("b", "c", 2)),
         ({"prompt": "Q?", "responses": ["a", "b", "c"], "ranking": [2, 2, 1]}, ("c", "a", 1)),
         ({"prompt": "Q?", "ranked_responses": ["a", "b", "c"]}, ("a", "c", 2)),
-        ({"prompt": "Q?", "items": [{"content": "a", "place": 2}, {"content": "b", "place": 1}]}, ("b", "a", 1)),
-        ({"prompt": "Q?", "candidates": ["a", "b"], "human_rating": ["4", "5"], "n_tokens": [9, 1]}, ("b", "a", 1)),
+        ({"prompt": "Q?", "items": [{"content": "a", "rank": 2}, {"content": "b", "rank": 1}]}, ("b", "a", 1)),
+        ({"prompt": "Q?", "candidates": ["a", "b"], "rating": ["4", "5"], "n_tokens": [9, 1]}, ("b", "a", 1)),
+        (
+            {"prompt": "Q?", "model_answers": ["x", "y"], "responses": ["a", "b"], "response_scores": [1, 3]},
+            ("b", "a", 2),
+        ),
+        (
+            {"prompt": "Q?", "answers": [{"answer_id": 7, "text": "a", "score": 1}, {"text": "b", "score": 3}]},
+            ("b", "a", 2),
+        ),
         (
             {"prompt": "Q?", "answers": [{"answer": "a", "rank": 2.0}, {"answer": "b", "rank": 1.0}], "turns": 1},
             ("b", "a", 1),
@@ -129,11 +142,22 @@ def test_lists_of_answers_with_ratings_or_places_are_read(tmp_path, row, pair):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (
-            {"responses": ["a", "b", "c"], "ranking": [2, 0, 1]},
-            "'ranking' may hold the place of each answer, or the answers by",
+        *(
+            (
+                {"responses": ["a", "b", "c"], "ranking": ranking},
+                "'ranking' may hold the place of each answer, or the answers by",
+            )
+            for ranking in ([2, 0, 1], [3, 1, 2])
         ),
-        ({"responses": ["a", "b"], "quality": [1, 2], "reward": [2, 1]}, "quality, reward may each be the rating"),
+        ({"responses": ["a", "b"], "rating": [1, 2], "reward": [2, 1]}, "rating, reward may each be the rating"),
+        (
+            {"answers": ["a", "b"], "texts": ["c", "d"], "scores": [2, 1]},
+            "lists of answers under 'answers' and 'texts'",
+        ),
+        (
+            {"badly_ranked_responses": ["a b", "c d"]},
+            "'badly_ranked_responses' is not used in training|unknown columns",
+        ),
         (
             {"answers": [{"text": "a", "model": "x"}, {"text": "b", "model": "y"}]},
             "no number beside each answer rates it",
@@ -146,7 +170,7 @@ def test_lists_of_answers_with_ratings_or_places_are_read(tmp_path, row, pair):
         ({"responses": ["a", "b"], "scores": [1, float("nan")]}, "fewer than two answers with a rating"),
         (
             {"answers": [{"text": "a", "latency": 0.9}, {"text": "b", "latency": 0.2}]},
-            "if more of 'latency' is better, say so: --set data.rating=latency",
+            r"'latency' does not say whether more of it is better: --set data.rating=\+latency if it is, data.rating=-",
         ),
         (
             {"answers": [{"text": "a", "score": 1}, {"text": "b", "score": 2, "trainable": False}]},
@@ -176,9 +200,26 @@ def test_a_ranking_from_0_is_the_place_of_each_answer_where_it_is_named_so(tmp_p
     assert told(read(tmp_path, row, rating="ranking")) == [("b", "a", 2)]
 
 
-def test_a_number_rates_answers_whose_name_does_not_say_so_where_it_is_named(tmp_path):
-    row = {"prompt": "Q?", "answers": [{"text": "a", "brevity": 1}, {"text": "b", "brevity": 3}]}
-    assert told(read(tmp_path, row, rating="brevity")) == [("b", "a", 2)]
+@pytest.mark.parametrize("name", UNCLEAR)
+def test_a_number_whose_name_leaves_open_which_answer_is_better_rates_where_its_sign_is_named(tmp_path, name):
+    outer, dot, inner = name.partition(".")
+    answers = [{"text": text, outer: {inner: n} if dot else n} for text, n in (("a", 1), ("b", 3))]
+    row = {"prompt": "Q?", "answers": answers}
+    lists = {"prompt": "Q?", "responses": ["a", "b"], name: [1, 3]}
+    for unclear in (row, lists):
+        for rating in (None, name):
+            with pytest.raises(UserError, match=rf"a\.jsonl:1: .*'{name}' does not say whether more of it is better"):
+                read(tmp_path, unclear, rating=rating)
+        assert told(read(tmp_path, unclear, rating=f"-{name}")) == [("a", "b", 2)]
+        more = read(tmp_path, unclear, rating=f"+{name}")
+        assert told(more) == [("b", "a", 2)] and f"by {name} (more is better)" in more.report.notes[0]
+
+
+@given(word=st.from_regex(r"[a-z]{2,12}", fullmatch=True), name=st.sampled_from(("score", "ratings", "reward", "rank")))
+def test_one_more_word_makes_a_rating_unclear(word, name):
+    known = word in ("avg", "overall") or f"{word} {name}" == "fine grained score"
+    for names in (f"{word}_{name}", f"{name}_{word}", f"{word}.{name}", name + word.capitalize()):
+        assert known or (sign_of(names) is None and sign_of(name) is not None)
 
 
 def test_rated_answers_are_prompts_alone_where_that_kind_is_named(tmp_path):
@@ -221,7 +262,5 @@ def test_the_commands_say_how_pairs_were_made_and_what_was_not_used(tmp_path, mo
     for words in (("check",), ("show",), ("convert", "--to", tmp_path / "b.jsonl")):
         code, out, err = rlhf(monkeypatch, capsys, "data", words[0], file, *words[1:], "--ignore", "source,models")
         text = " ".join(out.split())
-        assert code in (0, 3) and "3 pairs of the best and the worst by fine-grained_score, 0 ties left out" in text, (
-            err
-        )
+        assert code in (0, 3) and "3 pairs of the best and the worst by fine-grained_score (more is" in text, err
         assert "not used in training: correct_answers, incorrect_answers;" in text

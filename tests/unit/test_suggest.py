@@ -15,7 +15,11 @@ ODD = {
     "question,good,bad,agent": ("preference", "question=prompt good=chosen bad=rejected", "(without 'agent')"),
     "user_question,agent,worse": ("preference", "user_question=prompt agent=chosen worse=rejected", ""),
     "loser,winner,task": ("preference", "task=prompt winner=chosen loser=rejected", ""),
-    "frage,besser,schlechter": ("preference", "frage=prompt besser=chosen schlechter=rejected", ""),
+    "unpreferred_answer,question,preferred": (
+        "preference",
+        "question=prompt preferred=chosen unpreferred_answer=rejected",
+        "",
+    ),
     "id,instruction_text,model_answer,note": (
         "completion",
         "instruction_text=prompt model_answer=completion",
@@ -55,6 +59,25 @@ def test_columns_without_a_text_have_no_command(tmp_path):
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n3,4\n")
     with pytest.raises(UserError, match=r"unknown columns: 'a', 'b'\. Rename them .* --rename problem=prompt"):
         formats.read([tmp_path / "numbers.csv"])
+
+
+PAIRS = (
+    "besser,schlechter",
+    "not_chosen,dislike",
+    "unaccepted,closed",
+    "win_rate,goodbye",
+    "least_preferred,bad_faith",
+)
+
+
+@pytest.mark.parametrize(
+    "columns", [",".join(names) for pair in PAIRS for a, b in [pair.split(",")] for names in ((a, b), (b, a))]
+)
+def test_no_order_of_columns_and_no_part_of_a_name_says_which_answer_is_better(tmp_path, columns):
+    (tmp_path / "rows.csv").write_text(f"frage,{columns}\n" + "What is it?,It is this.,It is that.\n" * 2)
+    with pytest.raises(UserError) as error:
+        formats.read([tmp_path / "rows.csv"])
+    assert "is chosen" not in str(error.value) and "=rejected" not in str(error.value)
 
 
 @pytest.mark.parametrize("verdicts", [(1, 2), ("x", "y"), ("a1", "a2")])

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from rlhf.data import convert, formats
+from rlhf.data.prepare import Preparation
 from rlhf.errors import UserError
 from tests.helpers import rlhf
+from tests.unit.rows import UNCLEAR
 
 
 def numbered(verdict, column="overall_preference", **more):
@@ -73,7 +75,7 @@ def test_the_verdict_decides_and_ties_are_left_out(tmp_path, row, chosen):
     [
         *(numbered(-1, "preference"), numbered("nan"), lettered(1), lettered("gpt-4"), arena(True), lettered(0)),
         *(numbered(0, "better_response_id"), lettered(1, "better_response_id"), from_zero(2)),
-        from_zero(1, "preference"),
+        *(from_zero(1, "preference"), lettered(-2, "overall_preference")),
     ],
 )
 def test_a_verdict_that_is_not_clear_is_refused(tmp_path, row):
@@ -86,9 +88,6 @@ def test_rows_without_a_prompt_a_verdict_or_a_pair_are_refused(tmp_path):
         convert.convert([write(tmp_path / "a.jsonl", numbered(1, context=None))])
     with pytest.raises(UserError, match="no verdict and no ratings say which response is better"):
         convert.convert([write(tmp_path / "b.jsonl", numbered(None))])
-    timed = numbered(None) | {"latency1": 2, "latency2": 1}  # more of it is not better
-    with pytest.raises(UserError, match="no verdict and no ratings say which response is better"):
-        convert.convert([write(tmp_path / "d.jsonl", timed)])
     with pytest.raises(UserError, match="every row is a tie"):
         convert.convert([write(tmp_path / "c.jsonl", numbered(0))])
     with pytest.raises(UserError, match="'history' would be lost"):
@@ -116,7 +115,7 @@ def test_reading_refuses_them_with_the_command_that_converts(tmp_path, monkeypat
         ({"criteria": "Be short."}, r"'criteria' is not used in training.*--ignore criteria\)"),
         ({"response1": "Three."}, "'response1' is not used"),
         ({"response1": "Three.", "response2": "Four."}, "response_a, response_b and response1, response2; take one"),
-        ({"overall_preference": -1}, "verdicts under 'overall_preference' and 'winner'; take the others out"),
+        ({"overall_preference": -1}, "verdicts under 'winner' and 'overall_preference'; take the others out"),
         ({"score_a": 1, "score_b": "much"}, "'score_b' is 'much'; it must be a finite number"),
     ],
 )
@@ -178,6 +177,43 @@ def test_columns_on_how_a_verdict_came_about_are_left_out(tmp_path, row):
     assert len(convert.convert([write(tmp_path / "a.jsonl", row, row)]).rows.pairs) == 2
 
 
+@pytest.mark.parametrize("name", UNCLEAR)
+def test_numbers_whose_names_leave_open_which_response_is_better_decide_where_their_sign_is_named(tmp_path, name):
+    for texts in ("response", "story"):
+        row = {"prompt": "A tree?", f"{texts}_a": "One.", f"{texts}_b": "Two.", f"{name}_a": 1, f"{name}_b": 3}
+        file = write(tmp_path / f"{texts}.jsonl", row)
+        for sign, chosen in (("+", "Two."), ("-", "One.")):
+            (pair,) = convert.convert([file], Preparation(rating=f"{sign}{name}_a")).rows.pairs
+            assert (pair.chosen, pair.margin) == (chosen, 2)
+    for rating in (None, f"{name}_a"):
+        with pytest.raises(UserError, match=rf"response\.jsonl:1: .*{name}_a' does not say whether more .* --rating -"):
+            convert.convert([tmp_path / "response.jsonl"], Preparation(rating=rating))
+    with pytest.raises(UserError, match=r"rates it: \+depth \(data.rating\) is none"):
+        convert.convert([tmp_path / "response.jsonl"], Preparation(rating="+depth"))
+
+
+def test_of_two_ratings_none_is_taken_before_the_other(tmp_path):
+    row = lettered(None) | {"score_a": 1, "score_b": 2, "reward_a": 5, "reward_b": 3}
+    file = write(tmp_path / "a.jsonl", row)
+    with pytest.raises(UserError, match="ratings under 'score_a' and 'reward_a'; name one: --rating NAME"):
+        convert.convert([file])
+    assert convert.convert([file], Preparation(rating="reward_a")).rows.pairs[0].chosen == "One."
+
+
+@pytest.mark.parametrize("value", ["a", "response_b", 1, "One."])
+@pytest.mark.parametrize("column", ["label", "labels", "judgment", "human_label"])
+def test_a_label_may_name_the_worse_response_as_well(tmp_path, column, value):
+    with pytest.raises(UserError, match=rf"'{column}' leaves open whether it names .*: --rename {column}=winner"):
+        convert.convert([write(tmp_path / "a.jsonl", lettered(value, column))])
+
+
+def test_numbers_that_count_the_responses_in_another_way_are_not_used_at_all(tmp_path):
+    """From 0 on, 1 is the second response: with rows of 0 skipped, all others would be the wrong way round."""
+    file = write(tmp_path / "a.jsonl", *(numbered(verdict, "winner") for verdict in (1, 1, 1, 0, 1)))
+    with pytest.raises(UserError, match=r"a\.jsonl:4: 'winner' is 0 and leaves open"):
+        convert.convert([file], on_bad_row="skip")
+
+
 @pytest.mark.parametrize("names", [("context", "question"), ("prompt", "context"), ("prompt", "question")])
 def test_a_passage_is_not_taken_for_the_prompt(tmp_path, names):
     row = {"response1": "Paris", "response2": "London", "overall_preference": -2} | dict.fromkeys(names, "A text.")
@@ -197,7 +233,8 @@ def test_a_passage_is_not_taken_for_the_prompt(tmp_path, names):
         ({"prompt": "Q?", "response_1": "One.", "response_2": "Two.", "better_response": 2.0}, "Two."),
         ({"prompt": "Q?", "answer_a": "One.", "answer_b": "Two.", "preferred_answer": "Two."}, "Two."),
         ({"prompt": "Q?", "response_a": "One.", "response_b": "Two.", "chosen": "A"}, "One."),
-        ({"prompt": "Q?", "response_a": "One.", "response_b": "Two.", "quality_a": 1, "qualityB": 3}, "Two."),
+        ({"prompt": "Q?", "response_a": "One.", "response_b": "Two.", "score_a": 1, "scoreB": 3}, "Two."),
+        ({"prompt": "Q?", "answer_a": "One.", "answer_b": "Two.", "answerA.rating": 1, "answerB.rating": 3}, "Two."),
         (
             {"prompt": "Q?", "response_a": "One.", "response_b": "Two.", "winner_model_a": 1, "winner_model_b": 0},
             "One.",
@@ -216,7 +253,7 @@ def test_responses_verdicts_and_ratings_are_found_by_their_shape(tmp_path, row, 
 
 
 @pytest.mark.parametrize("verdict", [1, 0, True, 0.5, "yes", "the long one"])
-@pytest.mark.parametrize("column", ["label", "preferred", "better_response", "human_choice"])
+@pytest.mark.parametrize("column", ["better_label", "preferred", "better_response", "human_choice"])
 def test_a_verdict_that_names_no_response_is_refused_with_what_to_write(tmp_path, column, verdict):
     with pytest.raises(UserError, match=rf"'{column}' is .* write response_a, response_b or tie") as refusal:
         convert.convert([write(tmp_path / "a.jsonl", lettered(verdict, column))])
