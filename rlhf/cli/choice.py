@@ -119,7 +119,10 @@ class Choice:
             recipes.check_directory(self.directory, recipes_root())
             return self.directory
         if self.hw is None:
-            raise OptionError("name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them")
+            context = click.get_current_context(silent=True)
+            takes_run = any("[RUN]" in str(p.metavar) for p in (context.command.params if context else ()))
+            run = "; or name a run directory as RUN" if takes_run else ""
+            raise OptionError(f"name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them{run}")
         default = recipes.resolve(self.hw, recipes_root())
         if not self.guide:
             return default

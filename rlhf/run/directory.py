@@ -345,8 +345,10 @@ class StageRun:
         if self._unfinished() is None:
             return None
         manifest = self.parents.check_same_settings(self.path, self.stage)
-        if manifest.parents != self.parents.hashes():
-            raise UserError(f"{self.path} was begun from other parents; run {self.stage} without --resume")
+        begun, now = manifest.parents, self.parents.hashes()
+        if changed := sorted({name for name, _ in begun.items() ^ now.items()}):
+            anew = "--restart sets it aside and begins anew"
+            raise UserError(f"{self.path} was begun from another {', '.join(changed)}, so it cannot go on; {anew}")
         self.resumed_from = self.checkpoints.latest()
         if self.resumed_from is None:
             return None

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rlhf import recipe as recipes
@@ -12,22 +13,20 @@ from rlhf.recipe import EVALUATE, POLICIES, SFT, PinnedRecipe, PolicyName, Stage
 from rlhf.run import other_settings, records
 from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
-from rlhf.terminal import say
+from rlhf.run.named import named_run, settings_of
+from rlhf.terminal import LONGEST_COMMAND, say
 
 
 class ParentMissing(UserError):
     """An earlier stage has to be run first."""
 
-    def __init__(self, parent: StageName, path: Path):
-        begun = (path / MANIFEST).exists()
+    def __init__(self, parent: StageName, path: Path, command: str):
+        """`path` is where its folder would be, `command` what runs it."""
         default = Path("runs", *path.parts[-3:])
         is_there = default != path and (default / SUMMARY).exists()
         hint = "; there is one in runs, which --reuse or --out names" if is_there else ""
-        words = ["rlhf", "run", parent, "--with-parents", *(["--resume"] if begun else [])]
-        super().__init__(
-            f"{parent} {'did not finish' if begun else 'has not been run'} ({path}{hint}): first `{' '.join(words)}` "
-            "with the same settings"
-        )
+        state = "did not finish" if (path / MANIFEST).exists() else "has not been run"
+        super().__init__(f"{parent} {state} ({path}{hint}): first {command}")
 
 
 class Parents:
@@ -66,7 +65,7 @@ class Parents:
             raise UserError(recipes.no_section(stage, self.loaded))
         path = self.folder(stage)
         if not (path / SUMMARY).exists():
-            raise ParentMissing(stage, path)
+            raise self._missing(stage, path)
         manifest = self.check_same_settings(path, stage)
         unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
         if unnamed:
@@ -75,6 +74,29 @@ class Parents:
             )
         verified(path.parent, stage)
         return path
+
+    def _missing(self, stage: StageName, path: Path) -> ParentMissing:
+        """Return the error about an earlier stage that is not finished, with the command that runs it."""
+        words = ["rlhf", "run", stage, "--with-parents"] + ["--resume"] * (path / MANIFEST).exists()
+        command = shlex.join([*words, *self._same_settings()])
+        if len(command) > LONGEST_COMMAND:
+            return ParentMissing(stage, path, f"`{shlex.join(words)}` with the same settings")
+        return ParentMissing(stage, path, f"`{command}`")
+
+    def _same_settings(self) -> list[str]:
+        """Return the words of a command that name this run and its settings: the run itself, where it has them."""
+        loaded = self.loaded
+        with suppress(UserError):  # there is none, or its stages contradict each other
+            made = settings_of(named_run(self.run_directory))
+            if (made.recipe_sha256, made.overrides, made.seed) == (loaded.sha256, loaded.overrides, loaded.recipe.seed):
+                return [str(self.run_directory)]
+        words = ["--recipe", str(loaded.directory), "--out", str(self.run_directory.parents[1])]
+        if self.reuse_directory is not None:
+            words += ["--reuse", str(self.reuse_directory.parents[1])]
+        if recipes.load(loaded.directory).recipe.seed != loaded.recipe.seed:
+            words += ["--seed", str(loaded.recipe.seed)]
+        changes = [f"{key}={recipes.as_yaml(value)}" for key, value in loaded.overrides.items()]
+        return words + [word for change in changes for word in ("--set", change)]
 
     def hashes(self) -> dict[StageName, str]:
         """Return the hash of each parent's summary, which in turn names the hashes of its result.
@@ -112,7 +134,7 @@ class Parents:
         for policy in (policy for policy in self.only if policy not in trained):
             if self.loaded.recipe.section(policy) is None:
                 raise UserError(recipes.no_section(policy, self.loaded))
-            raise ParentMissing(policy, self.folder(policy))
+            raise self._missing(policy, self.folder(policy))
         if begun := self._begun(trained):
             only = [word for name in trained for word in ("--only", name)]
             others = shlex.join(["rlhf", "run", EVALUATE, str(self.run_directory), *only])
@@ -185,7 +207,8 @@ class Parents:
             return f"run {path.name} below {self.run_directory} too, or choose other --reuse"
         own = f"to have its settings, name {path} as RUN instead of the recipe"
         if path.name == self.stage:
-            return f"{own}; or {self.another_place()}"
+            anew = "" if (path / SUMMARY).exists() else "; --restart sets it aside and begins anew with yours"
+            return f"{own}{anew}; or {self.another_place()}"
         if self.stage in REMADE:  # it only reads the other stage
             return own
         return f"{own}; or choose another --out, where all stages are run anew"

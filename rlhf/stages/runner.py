@@ -15,7 +15,7 @@ from rlhf.errors import Interrupted, UserError
 from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
-from rlhf.process import cuda, distributed, endings, exhaustion, meeting
+from rlhf.process import children, cuda, distributed, endings, exhaustion, meeting
 from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import (
@@ -41,13 +41,13 @@ from rlhf.run.records import Summary
 from rlhf.stages.online import reward_functions
 from rlhf.stages.online.checkpoints import check_best_by
 from rlhf.stages.result import Result
+from rlhf.terminal import LONGEST_COMMAND, say
 
 if TYPE_CHECKING:
     import torch
 
 StageFn = Callable[[StageRun, "torch.device"], Result]  # a stage's own code
 FULL_DISK_BYTES = 1_000_000
-LONGEST_COMMAND = 500  # characters of a command that is printed again
 # Classes of errors that libraries raise when they cannot write: Python and Arrow, torch.save, safetensors, SQLite.
 WRITE_ERRORS = ("OSError", "RuntimeError", "SafetensorError", "OperationalError")
 # Bytes of address space. With a limit of 1.0e9 importing the libraries aborted, with 2.1e9 one run of many did not end
@@ -194,7 +194,10 @@ def _prepare_and_run(
     run.expected = predicted.time
     device = set_up_torch(loaded.recipe)
     devices = {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
+    nothing_there = resume and not run.checkpoints.steps()
     run.start(resume, sys.argv, device_facts(device) | (devices if distributed.world() > 1 else {}))
+    if nothing_there and run.is_main and not children.part_of_command():
+        say(f"{run.stage}: there was no checkpoint in {run.path} to continue from; it begins at its first step")
     run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
     project = f"{loaded.name}-{loaded.version}"
     reporters = report_to if run.is_main else ()

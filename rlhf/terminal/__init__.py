@@ -2,6 +2,7 @@
 
 from rlhf.terminal.text import (
     EXCERPT,
+    LONGEST_COMMAND,
     LONGEST_LINE,
     counted,
     excerpt,
@@ -16,6 +17,7 @@ from rlhf.terminal.text import (
 
 __all__ = [
     "EXCERPT",
+    "LONGEST_COMMAND",
     "LONGEST_LINE",
     "counted",
     "excerpt",

@@ -6,6 +6,7 @@ from contextlib import suppress
 from rlhf.terminal.make_words import in_make_words
 
 LONGEST_LINE = 2000  # characters of a message
+LONGEST_COMMAND = 500  # characters of a command in it
 EXCERPT = 300  # characters of what another program says within one
 
 

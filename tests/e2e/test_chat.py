@@ -130,7 +130,7 @@ def test_the_greeting_names_who_answers():
 def test_a_stage_that_is_not_done_is_named(done, monkeypatch, capsys):
     code, out, err = said(done, monkeypatch, capsys, "hello\n", "--stage", "ppo")
     assert code == 1 and out == ""
-    assert err.startswith("error: ppo has not been run (") and "first `rlhf run ppo --with-parents` with" in err
+    assert err.startswith("error: ppo has not been run (") and "first `rlhf run ppo --with-parents" in err
 
 
 @pytest.mark.parametrize(

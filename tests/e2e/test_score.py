@@ -219,4 +219,4 @@ def test_what_cannot_be_scored_is_one_line(command, heldout, tmp_path, arguments
 
 def test_a_reward_model_that_is_not_there_is_named(command, heldout, tmp_path):
     code, _, err = command(heldout[0], out=tmp_path)
-    assert code == 1 and err.startswith("error: rm has not been run (") and "`rlhf run rm --with-parents`" in err
+    assert code == 1 and err.startswith("error: rm has not been run (") and "`rlhf run rm --with-parents" in err

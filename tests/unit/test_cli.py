@@ -164,7 +164,10 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "sft"], "name a recipe: --hw NAME or --recipe DIR"),
+        (
+            ["run", "sft", "--resume"],
+            "name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them; or name a run",
+        ),
         (["run", "sft", "--hw", "tpu"], "--hw tpu: no recipe for such hardware"),
         (["run", "sft", "--recipe", "nowhere/v1"], "--recipe nowhere/v1: no recipe.yaml there; `rlhf recipes` lists"),
         (["plan", "--recipe", "recipes/cpu-tiny"], "name one: recipes/cpu-tiny/v1 or recipes/cpu-tiny/v2"),
@@ -240,7 +243,8 @@ def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
     code, _, err = command("run", "ppo", "--recipe", RECIPE, "--out", tmp_path / "my runs", "--seed", "3", "--resume")
     assert code == 1
     folder = tmp_path / "my runs/cpu-tiny/v1/pretrain"
-    assert err.endswith(f"{folder}): first `rlhf run pretrain --with-parents` with the same settings\n")
+    same = f"--recipe {RECIPE} --out {shlex.quote(f'{tmp_path}/my runs')} --seed 3"
+    assert err.endswith(f"{folder}): first `rlhf run pretrain --with-parents {same}`\n")
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "my runs/cpu-tiny/v1/ppo").exists()
 

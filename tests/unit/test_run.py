@@ -5,9 +5,11 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,7 @@ from rlhf.run.finished import finished_evaluation, verified
 from rlhf.run.lock import locked
 from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Code, Costs, LogLine, Summary
+from rlhf.stages import runner
 from tests.helpers import RECIPE, SMALL, content_of, one_line_of, rlhf, small
 from tests.lines import read_intact_lines
 from tests.records import write_records
@@ -201,11 +204,29 @@ def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
 
 
 def test_a_missing_parent_is_named(tmp_path):
-    with pytest.raises(ParentMissing, match=r"sft has not been run \(.*: first `rlhf run sft --with-parents` with"):
-        StageRun(tmp_path, small(), "rm").parents.require("sft")
+    with pytest.raises(ParentMissing, match=r"sft has not been run \(.*: first `rlhf run sft --with-parents` with the"):
+        StageRun(tmp_path, small(), "rm").parents.require("sft")  # its many changes are too long for a message
     started(tmp_path)
-    with pytest.raises(ParentMissing, match=r"sft did not finish \(.*: first `rlhf run sft --with-parents --resume`"):
+    with pytest.raises(ParentMissing, match=r"sft did not finish \(.*: first `rlhf run sft --with-parents --resume /"):
         StageRun(tmp_path, small(), "rm").parents.require("sft")
+
+
+def test_the_command_that_runs_a_missing_parent_is_complete(tmp_path, monkeypatch):
+    """It leads to the same settings in the same place; a run that has them is named instead."""
+    changes: dict[str, Any] = {"sft.max_samples": 64, "data.files": ["a b.jsonl"], "data.source": "files"}
+    loaded = recipe.load(RECIPE, changes, 4)
+    with pytest.raises(ParentMissing) as caught:
+        StageRun(tmp_path, loaded, "rm", tmp_path / "others").parents.require("sft")
+    (words,) = re.findall(r": first `rlhf run sft --with-parents (.*)`$", str(caught.value))
+    options = shlex.split(words)
+    named = dict(zip(options[:-6:2], options[1:-6:2], strict=True))
+    assert named == {"--recipe": str(RECIPE), "--out": str(tmp_path), "--reuse": f"{tmp_path}/others", "--seed": "4"}
+    assert recipe.load(RECIPE, recipe.parse_overrides(options[-5::2]), 4) == loaded
+    started(tmp_path, "pretrain", loaded)
+    elsewhere = f"--recipe {RECIPE} --out {tmp_path}"
+    for run, place in ((loaded, f"{tmp_path}/cpu-tiny/v1"), (recipe.load(RECIPE), elsewhere)):
+        with pytest.raises(ParentMissing, match=rf"first `rlhf run sft --with-parents {place}`$"):
+            StageRun(tmp_path, run, "rm").parents.require("sft")
 
 
 def test_a_result_is_hashed_once(tmp_path, monkeypatch):
@@ -422,8 +443,33 @@ def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp
 
 def test_resume_with_other_settings_is_refused(tmp_path):
     checkpoint(started(tmp_path), 1)
-    with pytest.raises(UserError, match=r"made with sft.learning_rate 0.002 \(asked for: 0.5\)"):
+    with pytest.raises(UserError, match=r"made with sft.learning_rate 0.002 \(asked for: 0.5\).*; --restart sets it"):
         started(tmp_path, loaded=small(sft__learning_rate=0.5), resume=True)
+
+
+@pytest.mark.parametrize(("resume", "begun"), [(True, False), (True, True), (None, True)])
+def test_a_stage_that_has_nothing_to_continue_from_says_that_it_begins(tmp_path, monkeypatch, capsys, resume, begun):
+    def run_stage(run, device):
+        raise UserError("not run here")
+
+    monkeypatch.setattr(runner, "import_stage", lambda stage: run_stage)
+    if begun:
+        started(tmp_path, "pretrain")
+    with pytest.raises(UserError, match="not run here"):
+        runner.execute("pretrain", small(), tmp_path, resume=resume)
+    said = f"pretrain: there was no checkpoint in {tmp_path}/cpu-tiny/v1/pretrain to continue from; it begins at its"
+    assert (said in capsys.readouterr().err) == bool(resume)
+
+
+def test_a_run_that_was_begun_from_another_parent_is_not_continued(tmp_path):
+    parent = tmp_path / "cpu-tiny/v1/pretrain/summary.json"
+    parent.parent.mkdir(parents=True)
+    parent.write_text("{}")
+    run = started(tmp_path)
+    checkpoint(run, 1)
+    parent.write_text("{} ")
+    with pytest.raises(UserError, match=f"^{run.path} was begun from another pretrain, so it cannot go on; --restart"):
+        started(tmp_path, resume=True)
 
 
 def test_a_run_on_files_that_also_names_a_set_of_the_hub_can_be_resumed(tmp_path):
