@@ -96,7 +96,7 @@ class Tracker(TorchDispatchMode):
         counts = self._operations.counts_of(func)
         if counts.flops is not None:
             self.count_flops(counts.flops(args, kwargs, out), recomputed=self.recomputing > 0)
-        if allocated or counts.writes:
+        if allocated or (counts.writes and any(map(self._on_device, tensors_in(args)))):
             self._operations.add_moves(self._work_here, counts, args, kwargs, out)
         if counts.inside is not None:
             self._allocate_inside(counts.inside(args, kwargs), f"{func} (inside)")

@@ -314,6 +314,17 @@ def test_operations_of_attention_by_hand(device):
     assert peak_of(device, run).work.flops == 7 * 4 * 2 * 100 * 64 * 100
 
 
+def test_what_the_host_writes_launches_nothing():
+    """A batch is padded on the host and then copied."""
+    with StandIn("cuda", PHASES, 10**9) as stand_in:
+        rows = torch.zeros(4, 9)
+        rows[0].copy_(torch.ones(9))
+        assert stand_in.work().launched == 0
+        on_card = rows.to("meta")
+        on_card[0].copy_(rows[1])
+        assert stand_in.work().launched == 2
+
+
 def inside_flash_backward(length: int, size: int = 64, kv: int = 4) -> int:
     """Bytes that the backward pass takes inside, with 4 heads of queries and `kv` of keys and values."""
 
