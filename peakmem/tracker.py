@@ -54,6 +54,7 @@ class Tracker(TorchDispatchMode):
         self._phase: tuple[str, ...] = ()
         self._work_here = Work()  # of the phase that runs
         self._work: dict[tuple[str, ...], Work] = {(): self._work_here}  # of each phase
+        self._settled: dict[tuple[str, ...], Work] = {}  # the same when `settle_work` was called last
         self._storages: list[Storage] = []
         self._events: list[Event] = []
         self._names: dict[int, str] = {}  # of operations, by id
@@ -168,6 +169,17 @@ class Tracker(TorchDispatchMode):
     def work(self) -> Work:
         """Return a copy of what the phase that runs has computed, moved and launched so far."""
         return replace(self._work_here)
+
+    def settle_work(self, phases: Collection[str], counts: bool) -> None:
+        """Keep what phases of these names have computed, moved and launched since the last call, or forget it.
+
+        It is kept if it `counts`. The phases inside them are settled with them.
+        """
+        for phase in self._work:
+            if not counts and phase and phase[0] in phases:
+                self._work[phase] = replace(self._settled.get(phase, Work()))
+        self._work_here = self._work[self._phase]
+        self._settled = {phase: replace(work) for phase, work in self._work.items()}
 
     def total_work(self) -> Work:
         """Return what all phases have computed, moved and launched so far."""

@@ -11,7 +11,8 @@ from rlhf.errors import UserError
 from rlhf.recipe import STAGE_TABLE, PinnedRecipe, StageName
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
-REHEARSED_STEPS = 2  # of a rehearsed stage; the second one has optimizer states
+PHASES_OF_A_STEP = ("train", "rollout", "score", "update")  # of which a step consists
+REHEARSED_STEPS = 2  # of a rehearsed stage; the second one has optimizer states, and its work is what is counted
 MOST_REPEATS = 2  # in a rehearsal, of a step's micro-batches or minibatches and of held-out batches
 DECODING_STEP: Literal["decoding step"] = "decoding step"
 UPDATE_PASS: Literal["update pass"] = "update pass"

@@ -20,7 +20,7 @@ WORK = ("flops", "moved", "launched")  # of rlhf.plan.phases.Work: operations of
 
 Peaks = dict[StageName, dict[str, Parts]]  # stage -> phase -> component -> bytes
 Needs = dict[StageName, dict[str, int]]  # stage -> phase -> bytes of the card that the phase needs beside the driver
-Works = dict[StageName, dict[str, dict[str, int]]]  # stage -> phase -> one of WORK -> count, of two steps
+Works = dict[StageName, dict[str, dict[str, int]]]  # stage -> phase -> one of WORK -> count, of the last rehearsed step
 # role -> "per_layer", "outside" and, where not all layers have adapters, "per_plain_layer" -> operations of a
 # decoding step
 Step = dict[str, dict[str, int]]
@@ -87,7 +87,7 @@ def needs(predictor: Predictor, loaded: PinnedRecipe) -> Needs:
 
 
 def work(predictor: Predictor, loaded: PinnedRecipe) -> Works:
-    """Return what each phase of the rehearsed steps computes, moves and launches."""
+    """Return what each phase computes, moves and launches; one that a step consists of in the last rehearsed step."""
     return {
         stage: {
             name: {key: getattr(phase.work, key) for key in WORK}

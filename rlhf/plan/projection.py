@@ -4,8 +4,8 @@
 training steps that others timed (studies/outside/speed.py), with an interval. A phase takes no less time than the host
 needs to launch its kernels, which was measured beside an H200 (docs/internals.md).
 
-A rehearsal counts the work of a few steps on the longest rows. A stage does that work more often, on rows of the usual
-length.
+A rehearsal counts the work of a step on the longest rows, without what a stage does only once. A stage does that work
+more often, on rows of the usual length.
 """
 
 import math
@@ -319,11 +319,9 @@ def _times_a_step(recipe: Recipe, stage: TrainingName) -> dict[str, float]:
     options = recipe.training_section(stage)
     if isinstance(options, Dialogues):
         accumulation = options.gradient_accumulation_steps
-        times = {"train": accumulation / min(MOST_REPEATS, accumulation)}
-    else:
-        updates = options.num_mini_batches * options.passes / min(MOST_REPEATS, options.num_mini_batches)
-        times = {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
-    return {name: n / REHEARSED_STEPS for name, n in times.items()}
+        return {"train": accumulation / min(MOST_REPEATS, accumulation)}
+    updates = options.num_mini_batches * options.passes / min(MOST_REPEATS, options.num_mini_batches)
+    return {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
 
 
 def decoding_step_bytes(
@@ -365,7 +363,7 @@ def launches_of_a_decoding_step(recipe: Recipe, stage: TrainingName, predicted: 
         phase, batches, response = "evaluate/decode", 2, recipe.evaluate.response_length
     else:
         phase, response = "rollout/decode", options.response_length
-        batches = REHEARSED_STEPS * math.ceil(options.batch_size / options.rollout_batch_size)
+        batches = math.ceil(options.batch_size / options.rollout_batch_size)
     rehearsed = batches * min(REHEARSED_DECODING, response - 1)
     return predicted.phases[phase].work.launched / rehearsed if rehearsed and phase in predicted.phases else 0.0
 

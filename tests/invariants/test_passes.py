@@ -9,9 +9,12 @@ import torch
 
 from peakmem.device import StandIn
 from rlhf.data.batch import Rollout
-from rlhf.plan.phases import PHASES, Event
+from rlhf.plan.phases import PHASES, PHASES_OF_A_STEP, Event
+from rlhf.plan.rehearsal import paths, short_runs
 from rlhf.plan.rehearsal.meta_runs import Rehearsals
 from rlhf.plan.rehearsal.passes import Repeats, _shape
+from rlhf.recipe import StageName
+from rlhf.stages.online.captured import CapturedPasses
 from tests.helpers import GROUP
 from tests.invariants.tiny import tiny
 
@@ -27,7 +30,7 @@ MANY: dict[str, Any] = {
     "score_batch_size": 1,
     "num_mini_batches": 2,
 }
-CARD = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
+CARD: dict[str, Any] = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
 
 
 def sizes(events: list[Event]) -> list[tuple[int, tuple[str, ...], str]]:
@@ -71,6 +74,47 @@ def test_repeated_micro_batches_are_those_that_run(monkeypatch, stage, device):
     assert every(loaded, stage) == peaks
     assert sizes(every.events) == sizes(some.events)
     assert counts["repeated"] == before, "each pass has run"
+
+
+LEAN: dict[str, Any] = {"hardware__trunk": "lean", "lora__lora_dropout": 0.0}
+REPEATED: dict[str, tuple[StageName, dict[str, Any]]] = {
+    "sft, 8 bits": ("sft", {"sft__optim": "adamw_8bit"}),
+    "dpo": ("dpo", LEAN | {"dpo__optim": "adamw_torch"}),
+    "rm of two members": ("rm", {"rm__ensemble": 2}),
+    "ppo": ("ppo", {"ppo__value_model": "head"}),
+    "ppo from graphs": ("ppo", LEAN | {"hardware__update_graphs": True}),
+}
+
+
+@pytest.mark.parametrize("case", REPEATED)
+def test_what_a_stage_does_once_is_not_part_of_a_step(monkeypatch, case):
+    """However many steps a rehearsal takes, the work is that of one, for each model that is trained."""
+    stage, changes = REPEATED[case]
+    if "8 bits" in case:
+        pytest.importorskip("bitsandbytes")
+    loaded, found = tiny(2, **CARD | changes), []
+    for steps in (2, 3):
+        monkeypatch.setattr(short_runs, "REHEARSED_STEPS", steps)
+        monkeypatch.setattr(paths, "REHEARSED_STEPS", steps)
+        rehearsals = Rehearsals(2)
+        found.append({name: peak.work for name, peak in rehearsals(loaded, stage).items()})
+    two, three = ({name: work for name, work in f.items() if name.split("/")[0] in PHASES_OF_A_STEP} for f in found)
+    assert two == three
+    assert all(work.launched for work in two.values())
+
+
+def test_a_captured_pass_counts_as_its_replay(monkeypatch):
+    """What the first passes of a size do beside it does not count, whatever it is."""
+    loaded, original = tiny(2, **CARD | LEAN | {"hardware__update_graphs": True}), CapturedPasses._largest_norm
+
+    def costly(self: CapturedPasses, *arguments: Any) -> torch.Tensor:
+        for _ in range(99):
+            torch.zeros(1000, device="meta")
+        return original(self, *arguments)
+
+    once = Rehearsals(2)(loaded, "ppo")["update"].work
+    monkeypatch.setattr(CapturedPasses, "_largest_norm", costly)
+    assert Rehearsals(2)(loaded, "ppo")["update"].work == once
 
 
 def test_a_shape_is_all_that_the_events_of_rows_depend_on():

@@ -586,9 +586,9 @@ def test_what_a_deep_model_reserves_is_found_from_two_shallow_ones(wide, stage, 
 
 
 def test_operations_of_a_training_step():
-    """SFT on a GPU's stand-in: two steps of 4 rows of 64 tokens, 24 of them with a label, over two layers.
+    """SFT on a GPU's stand-in: a step of 4 rows of 64 tokens, 24 of them with a label, over two layers.
 
-    One row of each step is one token shorter: its place is computed all the same, and it has one label less.
+    One row is one token shorter: its place is computed all the same, and it has one label less.
 
     For each token, a product with a frozen matrix costs 2 operations a weight forward and 2 for its input's gradient;
     an adapter's 6. Attention costs 4 x 64 x hidden forward, masked or not, and 2.5 times that backward. The output
@@ -596,7 +596,7 @@ def test_operations_of_a_training_step():
     """
     loaded = tiny(2, vocab=200, hardware__device="cuda", model__dtype="bfloat16")
     counted = Rehearsals(None)(loaded, "sft")["train"].work
-    tokens, labels = 2 * 4 * 64, 2 * (4 * 24 - 1)
+    tokens, labels = 4 * 64, 4 * 24 - 1
     matrices = 2 * sum(width * out for width, out in WIDTHS)
     adapters = 2 * RANK * sum(width + out for width, out in WIDTHS)
     attention = 2 * 3.5 * 4 * 64 * HIDDEN

@@ -74,4 +74,4 @@ def sft_recipe(**changes) -> PinnedRecipe:
     return recipe.load(RECIPE, base | {f"sft.{key}": value for key, value in changes.items()})
 
 
-SFT = PredictedStage(phase(0, base=1), {"train": phase(1600, base=1), "evaluate": phase(80, base=1)})
+SFT = PredictedStage(phase(0, base=1), {"train": phase(800, base=1), "evaluate": phase(80, base=1)})

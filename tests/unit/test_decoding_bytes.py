@@ -83,10 +83,9 @@ def test_hours_mbu_and_roofline_count_the_same_bytes_of_a_decoding_step(monkeypa
 
 
 def test_the_least_seconds_of_a_step_are_those_of_its_products_and_of_what_decoding_reads():
-    """A rehearsal takes two steps."""
     loaded = recipe.load(RECIPES / "h100-mistral-7b/v2").recipe
     found = predicted(
-        rollout_prefill=Work(flops=200), rollout_decode=Work(flops=9), score=Work(flops=600), update=Work(flops=800)
+        rollout_prefill=Work(flops=100), rollout_decode=Work(flops=9), score=Work(flops=300), update=Work(flops=800)
     )
     card = Rates(10.0, 1e12, "made up")
     least = projection.step_limits(loaded, "ppo", found, card, longest=True)

@@ -127,7 +127,7 @@ def test_a_sample_of_the_rows_is_measured_and_all_are_counted(of_rows, monkeypat
 def test_settings_that_fit_have_the_hours_before_and_after(of_rows):
     """Twice the work in the rehearsal that was predicted with the settings that fit takes twice the hours."""
     loaded = of_rows(PAIRS)
-    slower = PredictedStage(phase(0, base=1), {"train": phase(3200, base=1), "evaluate": phase(160, base=1)})
+    slower = PredictedStage(phase(0, base=1), {"train": phase(1600, base=1), "evaluate": phase(160, base=1)})
     both = plan.hours_before_and_after(Known(SFT), loaded, Fit({}, {"sft": slower}, ()))
     assert both and both[1] == pytest.approx(2 * both[0]) and both[0] > 0
     assert plan.hours_before_and_after(Known(SFT), of_rows(ANSWERS), Fit({}, {"rm": slower}, ())) is None

@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_work_of_sft_by_hand():
-    """Rehearsed: 2 steps of 2 micro-batches of 4, 100 operations a row. 80 rows, and 32 held-out ones of 10 each."""
+    """Rehearsed: a step of 2 micro-batches of 4, 100 operations a row. 80 rows, and 32 held-out ones of 10 each."""
     work = projection.stage_work(sft_recipe().recipe, "sft", SFT)
     assert work and (work.flops, work.moved, work.decoded_bytes) == (80 * 100 + 32 * 10, 0, 0)
 
 
 def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch):
     """10 steps and 4 batches of held-out rows; half of each row's tokens are padding that the longest row lacks."""
-    stage = SFT._replace(phases={"train": phase(1600, 320, 40, base=1), "evaluate": phase(80, 16, 4, base=1)})
+    stage = SFT._replace(phases={"train": phase(800, 160, 20, base=1), "evaluate": phase(80, 16, 4, base=1)})
     monkeypatch.setattr(padding, "padded_share", lambda *_, **__: 0.5)
     work = projection.stage_work(sft_recipe().recipe, "sft", stage)
     training = projection.PhaseWork(8000 / 2, 10 * 160 / 2, 10 * 20, "library")
@@ -82,14 +82,14 @@ def test_work_of_ppo_by_hand(monkeypatch):
     )
     phases = {
         "rollout": phase(9999, base=1000),
-        "rollout/prefill": phase(20),
-        "rollout/decode": phase(9979),
-        "score": phase(40),
-        "update": phase(100),
+        "rollout/prefill": phase(10),
+        "rollout/decode": phase(9989),
+        "score": phase(20),
+        "update": phase(50),
     }
     work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phases["rollout"], phases))
     assert work
-    # Two rehearsed steps: 10 + 20 a step, and two of six minibatches: 50 x 3.
+    # Rehearsed: 10 + 20, and two of six minibatches, 50 x 3.
     assert work.flops == 6 * (10 + 20 + 150)
     # Two batches a step; three evaluations (before, after steps 3 and 6) of two batches each.
     assert work.decoded_bytes == (6 * 2 + 3 * 2) * 9 * 1160
@@ -197,7 +197,7 @@ def test_decoding_is_limited_by_bandwidth():
 
 
 def test_the_card_launches_what_a_decoding_step_has():
-    """A rehearsal takes two steps of each batch of its two rollouts, or of the samples before and after training."""
+    """A rehearsal takes two steps of each batch of a rollout, or of the samples before and after training."""
     work = projection.StageWork([], 200.0, 7e6)
     launching = 7e6 * projection.CALIBRATED.launch
     assert work.projected(CARD).seconds == pytest.approx(20 * projection.CALIBRATED.memory + launching)
@@ -205,7 +205,7 @@ def test_the_card_launches_what_a_decoding_step_has():
     loaded = recipe.load(RECIPE, {f"ppo.{key}": value for key, value in changes.items()}).recipe
     decoding = phase(0, 0, 1200)
     known = PredictedStage(decoding, {"rollout/decode": decoding, "evaluate/decode": decoding})
-    assert projection.launches_of_a_decoding_step(loaded, "ppo", known) == 1200 / (2 * 2 * 2)
+    assert projection.launches_of_a_decoding_step(loaded, "ppo", known) == 1200 / (2 * 2)
     assert projection.launches_of_a_decoding_step(loaded, "dpo", known) == 1200 / (2 * 2)
 
 

@@ -17,6 +17,7 @@ from peakmem import StandIn, events
 from rlhf.models import matmul, random_base, spans
 from rlhf.models.lean import fused_linear, layouts, packed, trunk
 from rlhf.models.lean.growing import JoinedPrompts
+from rlhf.plan.phases import PHASES_OF_A_STEP, REHEARSED_STEPS, Work
 from rlhf.plan.rehearsal import passes
 from rlhf.rollout import decoding, engine, library_decoding, own_tokens
 from rlhf.rollout.cache import CacheLayer
@@ -24,6 +25,7 @@ from rlhf.rollout.decoding import Decoding
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 from rlhf.stages.online import captured
 from rlhf.stages.online.captured import CapturedPasses
+from rlhf.terminal.progress import Bar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +58,7 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
     yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))
     yield patch(JoinedPrompts, "store", _labelled_joined(stand_in))
     yield patch(TrunkDecoding, "__init__", _labelled_growth(stand_in))
+    yield patch(Bar, "update", _last_step_alone(stand_in))
     yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
     if stand_in.stands_for == "cuda":
         yield patch(fused_linear, "fused_rms_norm", _rms_norm_and_scale)  # one kernel, as for F.rms_norm
@@ -63,11 +66,24 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
         yield patch(captured, "BOUND", math.inf)  # the differences are no numbers here
         yield patch(CapturedPasses, "__init__", _computing_twice(CapturedPasses.__init__))
         yield patch(captured, "capturing", _capturing(stand_in))
-        for name in ("_capture", "_compare"):
-            yield patch(CapturedPasses, name, _uncounted(stand_in, getattr(CapturedPasses, name)))
+        yield patch(CapturedPasses, "_without", _counted_as_replayed(stand_in))
         if decoding.CAPTURES_BY_DEVICE["cuda"]:
             yield patch(Decoding, "advance", _captured(stand_in))
             yield patch(Decoding, "deliver", _without_graph(stand_in))
+
+
+def _last_step_alone(stand_in: StandIn) -> Callable[..., None]:
+    """Return what a loop calls after each step; of the work of steps it keeps that of the last one.
+
+    The first step also does what a stage does once: it makes optimizer states, gradients and tables that stay.
+    """
+    original = Bar.update
+
+    def update(self: Bar, done: int, *more: Any, **options: Any) -> None:
+        stand_in.settle_work(PHASES_OF_A_STEP, counts=done == REHEARSED_STEPS)
+        original(self, done, *more, **options)
+
+    return update
 
 
 def _rms_norm_and_scale(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -143,7 +159,9 @@ def _without_graph(stand_in: StandIn) -> Callable[..., None]:
 
 
 class _GraphOfPasses:
-    """A graph of an update, whose replay does nothing here."""
+    """A graph of an update, whose replay does nothing here. `work` is that of what was captured."""
+
+    work = Work()
 
     def pool(self) -> str:
         return "updates"
@@ -156,7 +174,9 @@ def _capturing(stand_in: StandIn) -> Callable[..., AbstractContextManager[None]]
     @contextmanager
     def capturing(graph: _GraphOfPasses, shares: bool, pool: object) -> Iterator[None]:
         stand_in.mark(f"{events.CAPTURE_INTO}{graph.pool()}")
+        before = stand_in.work()
         yield
+        graph.work = stand_in.work() - before
         stand_in.mark(events.CAPTURED)
 
     return capturing
@@ -170,7 +190,7 @@ class _Never(set[Hashable]):
 
 
 def _computing_twice(init: Callable[..., None]) -> Callable[..., None]:
-    """Let each pass be computed without its graph too, as the first ones are: then it counts, and takes most memory."""
+    """Let each pass be computed without its graph too, as the first ones are: then it takes most memory."""
 
     def call(self: CapturedPasses, *arguments: Any) -> None:
         init(self, *arguments)
@@ -179,16 +199,20 @@ def _computing_twice(init: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _uncounted(stand_in: StandIn, function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that takes memory, but does no work: a stage calls it once for each of few sizes."""
+def _counted_as_replayed(stand_in: StandIn) -> Callable[..., Any]:
+    """Let a pass without its graph take its memory, and count as a replay: a stage computes few of them so."""
+    original = CapturedPasses._without
 
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def without(self: CapturedPasses, key: Hashable, *arguments: Any) -> Any:
         before = stand_in.work()
-        result = function(*args, **kwargs)
-        stand_in.repeat((), {}, before - stand_in.work(), None)
+        result = original(self, key, *arguments)
+        graph: Any = self._graphs[key].graph
+        replayed = before - stand_in.work()
+        replayed += graph.work
+        stand_in.repeat((), {}, replayed, None)
         return result
 
-    return call
+    return without
 
 
 def _untracked(stand_in: StandIn, function: Callable[P, R]) -> Callable[P, R]:
