@@ -13,7 +13,7 @@ from torch._ops import OpOverloadPacket
 
 from peakmem.cards import Gpu
 from peakmem.patches import bitsandbytes
-from peakmem.tensors import Args, Blocks, Count, Kwargs, Op
+from peakmem.tensors import Args, Blocks, Count, Kwargs, Op, known_numbers
 
 Shape = Sequence[int]
 aten = torch.ops.aten
@@ -96,17 +96,24 @@ def _variable_lengths_backward(args: Args, kwargs: Kwargs) -> int:
 
 
 def _variable_lengths_flops(args: Args, kwargs: Kwargs) -> int:
-    """Return the operations of every query, to as many tokens as the longest row can have."""
-    query, longest = args[0], args[6]
-    count: int = 4 * query.numel() * longest
-    return count
+    """Return the operations of every query to all keys of its sequence, causal or not."""
+    return 4 * _scores(args[0], args[3], args[4], args[6])
 
 
 def _variable_lengths_backward_flops(args: Args, kwargs: Kwargs) -> int:
     """Return the operations of the backward pass, which computes the scores again."""
-    query, longest = args[1], args[9]
-    count: int = 10 * query.numel() * longest
-    return count
+    return 10 * _scores(args[1], args[6], args[7], args[9])
+
+
+def _scores(query: Tensor, bounds: Tensor, key_bounds: Tensor, longest: int) -> int:
+    """Return the numbers in `query` (N, heads, D) times the keys of their sequences, which lie between the bounds.
+
+    Where the bounds are not known, each sequence has as many keys as the longest.
+    """
+    ends, key_ends = known_numbers(bounds), known_numbers(key_bounds)
+    if ends is None or key_ends is None:
+        return query.numel() * longest
+    return query[0].numel() * int((ends.long().diff() * key_ends.long().diff()).sum())
 
 
 def _softmax_backward(args: Args, kwargs: Kwargs) -> int:

@@ -164,11 +164,14 @@ def test_what_the_gradient_of_sequences_of_different_lengths_allocates_and_compu
     """softmax_d and dq_accum in float32, with 128 places more for each of 3 sequences; heads of 40 numbers are 64."""
     sizes = ((30, 4), (70, kv_heads), (70, kv_heads))
     q, k, v = (torch.empty(*n, 40, dtype=torch.bfloat16, device=META, requires_grad=True) for n in sizes)
-    bounds = torch.zeros(4, dtype=torch.int32, device=META)
     with StandIn("cuda", PHASES, 10**9, CARDS["h100"].gpu) as stand_in, record_function("train"):
-        out = torch.ops.aten._flash_attention_forward(q, k, v, bounds, bounds, 20, 50, 0.0, True, False)[0]
+        ends, key_ends = (torch.tensor(n, dtype=torch.int32).to(META) for n in ([0, 5, 10, 30], [0, 5, 20, 70]))
+        out = torch.ops.aten._flash_attention_forward(q, k, v, ends, key_ends, 20, 50, 0.0, True, False)[0]
         out.backward(torch.empty_like(out))
     peak = stand_in.peaks()["train"]
     (inside,) = (parts["kernels"] for name, parts in peak.by_operation.items() if "(inside)" in name)
     assert inside == rounded((30 + 3 * 128) * 4 * (1 + 64) * 4 + copied)
-    assert peak.work.flops == (4 + 10) * 30 * 4 * 40 * 50, "every query to as many keys as the longest sequence has"
+    assert peak.work.flops == (4 + 10) * 4 * 40 * (5 * 5 + 5 * 15 + 20 * 50), "every query to the keys of its sequence"
+    unknown = (q, k, v, torch.zeros(4, device=META), torch.zeros(4, device=META), 20, 50)
+    count = kernels.FLOPS["aten::_flash_attention_forward"]
+    assert count(unknown, {}) == 4 * 30 * 4 * 40 * 50, "as many as the longest sequence has"
