@@ -21,6 +21,7 @@ from rlhf.objectives.ensembles import disagreement
 from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
 from rlhf.recipe import Evaluate, PolicyStart, Role
+from rlhf.recipe.seeds import derived_seed
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.evidence import HELDOUT_PROMPTS
@@ -40,7 +41,6 @@ from rlhf.terminal.progress import working
 
 KL_CHUNK = 1024  # response tokens whose two distributions exist at the same time, at most
 KL_LOGITS = 2**25  # numbers in each distribution's tensor, at most: 220 tokens of a vocabulary of 152,000, 128 MiB
-EVALUATION_SEED_OFFSET = 7_000  # held-out sampling has another random stream than training
 
 
 # (prompts, responses, the reward model's scores or None, responses as tokens) -> rewards by name, and scores that
@@ -153,7 +153,7 @@ def measure(
         working(f"sampling {counted(len(prompts), 'answer')}{whose and f' of {whose}'}") as work,
         torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
     ):
-        torch.manual_seed(seed + EVALUATION_SEED_OFFSET)
+        torch.manual_seed(derived_seed(seed, "heldout_answers"))
         with shared.role(role):
             rollout = sample(shared.base, ids, tokenizer, sampling, trunk=shared.role_trunk, done=work.done)
         work(f"measuring {counted(len(prompts), 'answer')}{whose and f' of {whose}'}")

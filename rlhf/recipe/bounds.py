@@ -23,7 +23,8 @@ Rank = Annotated[int, Field(gt=0, le=1_048_576)]  # of an adapter, and its lora_
 Layers = Annotated[int, Field(gt=0, le=1_024)]
 Heads = Annotated[int, Field(gt=0, le=1_024)]  # of an attention layer
 LayerNumber = Annotated[int, Field(ge=0, le=1_024)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes
+SEED_COUNT = 2**32  # what numpy takes
+Seed = Annotated[int, Field(ge=0, lt=SEED_COUNT)]
 
 NonNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # float32 holds it
 Finite = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]

@@ -38,6 +38,7 @@ from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_evaluate import Evaluate
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineOptions, Ppo, Rloo
+from rlhf.recipe.seeds import derived_seed
 from rlhf.recipe.stages import (
     POLICIES,
     PRETRAIN,
@@ -408,7 +409,8 @@ class Recipe(Section):
 
     def seed_of(self, stage: StageName) -> int:
         """Return the seed with which a stage trains."""
-        return self.seed + STAGE_TABLE[stage].seed_offset
+        name = STAGE_TABLE[stage].seed
+        return self.seed if name is None else derived_seed(self.seed, name)
 
     def processes(self, stage: StageName) -> int:
         """Return the number of processes that work on a stage."""

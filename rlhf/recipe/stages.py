@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, get_args
 
 from rlhf.errors import UserError
+from rlhf.recipe.seeds import SeedName
 
 StageName = Literal["pretrain", "sft", "rm", "second_rm", "ppo", "rloo", "grpo", "dpo", "kto", "evaluate", "merge"]
 OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
@@ -63,7 +64,7 @@ class Stage:
     chooses: bool = True  # validation rows choose its checkpoints, where the data set some apart
     module: str | None = None  # of rlhf.stages; None: named as the stage
     also_decided_by: tuple[str, ...] = ()  # sections of the recipe beside its own and its parents'
-    seed_offset: int = 0  # added to the recipe's seed
+    seed: SeedName | None = None  # its own one, where another stage would draw the same; None: the recipe's
     sizes_from: tuple[StageName, ...] = ()  # stages whose sections give sizes to its rehearsal
     least_rows: int = 1  # of a micro-batch; more than one where its loss compares them: their number is in the result
     shared: bool = True  # `hardware.count` processes may share it
@@ -134,7 +135,7 @@ def _of_groups(title: str, place: tuple[int, int]) -> Stage:
     )
 
 
-def _reward_model(title: str, place: tuple[int, int], module: str | None = None, seed_offset: int = 0) -> Stage:
+def _reward_model(title: str, place: tuple[int, int], module: str | None = None, seed: SeedName | None = None) -> Stage:
     """Return the row of a model that learns to score responses."""
     return Stage(
         title=title,
@@ -142,7 +143,7 @@ def _reward_model(title: str, place: tuple[int, int], module: str | None = None,
         parents=("sft",),
         rows="pairs",
         module=module,
-        seed_offset=seed_offset,
+        seed=seed,
         rate=1e-4,
         divided=("train", "evaluate"),
         checks=(*_LOSS_CHECKS, "same_scores", "chance", "overconfident"),
@@ -170,7 +171,7 @@ STAGE_TABLE: dict[StageName, Stage] = {
         curves=(_LOSS_OF_TOKENS,),
     ),
     "rm": _reward_model("reward model", (1, 1)),
-    "second_rm": _reward_model("second reward model", (1, 0), module="rm", seed_offset=1_000_000),
+    "second_rm": _reward_model("second reward model", (1, 0), module="rm", seed="second_rm"),
     "ppo": Stage(
         title="PPO",
         place=(0, 2),

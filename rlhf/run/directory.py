@@ -26,6 +26,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, finite, free_name, remove, sha256, sync_tree, write_json
 from rlhf.recipe import PRETRAIN, BaseSpec, PinnedRecipe, PolicyName, StageName
+from rlhf.recipe.seeds import derived_seed
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import Checkpoints, checkpoint_step
 from rlhf.run.comparisons import comparable_values, comparison, figures
@@ -48,7 +49,6 @@ from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
 
 OnMetrics = Callable[[int, Mapping[str, float]], None]  # receives a logged step
-MEMBER_SEED_OFFSET = 10_000_000  # added to the seed for each further member of an ensemble
 LARGE = 10**9  # bytes: a larger result is hashed when it is used, not whenever the runner skips its finished stage
 
 
@@ -233,7 +233,7 @@ class StageRun:
             return self
         member = copy.copy(self)
         member.title = f"{self.stage}, {number} of {count}"
-        member.seed = (self.seed + (number - 1) * MEMBER_SEED_OFFSET) % 2**32
+        member.seed = derived_seed(self.seed, "member", number - 1)
         member.path = member_folder(self.path, number)
         member.logs, member.resumed_from = Logs(member.path, self.is_main), None
         member.checkpoints = Checkpoints(member.path / "checkpoints", self.is_main)

@@ -28,9 +28,14 @@ if TYPE_CHECKING:
 FILES = ("prompts.jsonl",)
 PACKAGE = KEY = "reasoning_gym"  # the module, and the key of an entry that names its task
 TUPLE = "tuple"  # the one key of what stands for a tuple, which JSON lacks
-SEEDS = 1_000_000  # of the package, for each seed of a recipe
+ITEM_SEEDS = 1_000_000  # of the package, which makes an item of each: as many for a seed of a recipe, or more
 SEED_LIMIT = 2**31  # numpy's generators, which some tasks seed, take no more than twice that
 ROUNDS = 10  # of as many items as questions are wanted, at most: few questions are left when they repeat
+
+
+def first_item(seed: int, number: int, size: int) -> int:
+    """Return the package's seed of the first of `size` items in a round; of no others, until SEED_LIMIT ends them."""
+    return (seed * max(ITEM_SEEDS, ROUNDS * size) + number * size) % SEED_LIMIT
 
 
 def write(folder: str, *, seed: int, task: str, config: Mapping[str, Any], size: int) -> int:
@@ -40,7 +45,7 @@ def write(folder: str, *, seed: int, task: str, config: Mapping[str, Any], size:
     """
     rows: dict[str, dict[str, str]] = {}
     for number in range(ROUNDS):
-        first = (seed * SEEDS + number * size) % SEED_LIMIT
+        first = first_item(seed, number, size)
         random.seed(first)
         dataset = _dataset(task, json.dumps({**config, "seed": first, "size": size}))
         known = len(rows)

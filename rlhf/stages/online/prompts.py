@@ -1,12 +1,12 @@
 """Prompts of a stage that learns from its own samples: those of each step, and the held-out ones."""
 
+import random
+
 import torch
 
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.recipe import OnlineOptions
-
-REPLACEMENT_SEED_OFFSET = 1_000_003  # gives prompts that replace others an order of their own
 
 
 class OnlinePrompts:
@@ -33,16 +33,19 @@ class OnlinePrompts:
     def replacements(self, step: int, attempt: int, count: int) -> list[int]:
         """Return the indices of training prompts that replace `count` prompts of a step.
 
-        Each attempt has an order of its own; a prompt may come again.
+        Each attempt of each step draws anew, and no prompt twice before all have come. It may draw one of the step.
         """
-        return prompt_order(len(self.train), step, count, self.seed + REPLACEMENT_SEED_OFFSET * (attempt + 1))
+        rng, total = random.Random(f"replacements:{self.seed}:{step}:{attempt}"), len(self.train)
+        rounds, rest = divmod(count, total)
+        return [index for size in (*[total] * rounds, rest) for index in rng.sample(range(total), size)]
 
 
 def prompt_order(total: int, step: int, per_step: int, seed: int) -> list[int]:
     """Return the indices of one step's prompts among `total`: epoch after epoch, each in an order of its own.
 
-    The order is a function of seed and step, so that a resumed run continues with the same prompts. The second epoch of
-    a seed has the order of the first epoch of the next seed; released results depend on it.
+    The order is a function of seed and step, so that a resumed run continues with the same prompts. It is one of
+    places: the second epoch of a seed has the places of the first one of the next seed, and released results depend on
+    it. Prompts still come in another order, because the seed has shuffled the rows before (`divide_rows`).
     """
     orders: dict[int, list[int]] = {}
 

@@ -1,0 +1,84 @@
+"""Seeds and orders that follow from a recipe's seed: no two that should differ are the same."""
+
+import itertools
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf.data.formats import ParsedRows, ReadReport
+from rlhf.data.load import divide_rows
+from rlhf.data.rows import Message, PromptOnly
+from rlhf.data.worlds import gym
+from rlhf.recipe.names import MEMBER_ROLES
+from rlhf.recipe.seeds import SEED_OFFSETS, derived_seed
+from rlhf.recipe.stages import STAGES
+from rlhf.stages.online.prompts import OnlinePrompts, prompt_order
+from rlhf.stages.supervised.row_order import LengthBuckets
+from tests.helpers import small
+
+SEEDS = range(51)
+EPOCHS = range(12)
+
+
+@pytest.mark.parametrize("seeds", [SEEDS, range(6_950, 7_000)])
+def test_no_two_seeds_of_one_recipe_or_of_two_are_the_same(seeds):
+    numbers = range(1, len(MEMBER_ROLES) + 1)
+    derived = [derived_seed(seed, name, n) for seed in seeds for name in SEED_OFFSETS for n in numbers]
+    assert len({*seeds, *derived}) == len(seeds) + len(derived)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_seed_of_a_recipe_gives_seeds_that_numpy_takes(seed):
+    recipe = small().recipe.model_copy(update={"seed": seed})
+    assert all(0 <= found < 2**32 for found in (recipe.seed_of(stage) for stage in STAGES))
+    assert all(0 <= derived_seed(seed, name, n) < 2**32 for name in SEED_OFFSETS for n in (1, 9))
+
+
+def prompts_of(seed: int) -> Any:
+    """Prompts of a stage with a seed, as `divide_rows` shuffles them."""
+    rows = [PromptOnly((Message("user", f"Question {n}?"),), f"row {n}") for n in range(60)]
+    recipe = small(data__drop=None, data__validation_fraction=None).recipe.model_copy(update={"seed": seed})
+    corpus, _ = divide_rows(ParsedRows(tuple(rows), ReadReport((), (), {})), recipe)
+    return SimpleNamespace(train=corpus.prompts("ppo").train, seed=seed)
+
+
+def test_no_two_epochs_of_prompts_have_one_order_whatever_the_seed():
+    orders = set()
+    for prompts in map(prompts_of, SEEDS):
+        count = len(prompts.train)
+        for epoch in EPOCHS:
+            order = [prompts.train[i] for i in prompt_order(count, epoch, count, prompts.seed)]
+            assert {*order} == {*prompts.train}
+            orders.add(tuple(order))
+    assert len(orders) == len(SEEDS) * len(EPOCHS)
+
+
+def test_replacements_of_each_attempt_are_drawn_anew_however_many_each_step_needs():
+    drawn = set()
+    for prompts, step, attempt in itertools.product(map(prompts_of, SEEDS), range(1, 5), range(3)):
+        few, many = (
+            OnlinePrompts.replacements(cast(OnlinePrompts, prompts), step, attempt, n) for n in (24 // step, 150)
+        )
+        assert len({*few}) == len(few) and {*many} == {*range(len(prompts.train))}
+        drawn.add(tuple(prompts.train[i] for i in few[:6]))
+    assert len(drawn) == len(SEEDS) * 4 * 3
+
+
+def test_no_two_epochs_of_a_supervised_stage_have_one_order_whatever_the_seed():
+    orders = set()
+    for seed in SEEDS:
+        rows = LengthBuckets([1] * 40, 4, seed)
+        for epoch in EPOCHS:
+            rows.set_epoch(epoch)
+            orders.add(tuple(rows))
+    assert len(orders) == len(SEEDS) * len(EPOCHS)
+
+
+@pytest.mark.parametrize("size", [800, 100_001, 10_000_000])
+def test_two_seeds_make_no_task_from_one_seed_of_the_package(size):
+    firsts = [gym.first_item(seed, number, size) for seed in range(20) for number in range(gym.ROUNDS)]
+    assert all(a + size <= b for a, b in itertools.pairwise(sorted(firsts)))
+    assert gym.first_item(2, 0, 800) == 2_000_000
