@@ -1,10 +1,11 @@
 """Kahneman–Tversky optimisation (arXiv 2402.01306) with TRL's KTOTrainer: answers that were judged one by one.
 
-With z the mean of log π(y'|x) - log π_ref(y'|x) over answers y' to other prompts of the batch, at least 0:
+With z the mean of log π(y'|x) - log π_ref(y'|x) over answers y' to other prompts of the micro-batch, at least 0:
     loss of a good answer   w_good (1 - σ(β (log π(y) - log π_ref(y) - z)))
     loss of a bad answer    w_bad  (1 - σ(β (z - log π(y) + log π_ref(y))))
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from rlhf.stages.result import Result
 from rlhf.stages.supervised.policy import log_ratios, measure_against_start, policy_at_its_start
 from rlhf.stages.supervised.trainer import EncodedRowsTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
+from rlhf.terminal import counted
 from rlhf.terminal.progress import working
 
 
@@ -127,17 +129,22 @@ def _encode(tokenizer: DialogueTokenizer, rows: Sequence[Example], options: Kto)
 
 
 def _rows(rows: Sequence[Judged], batch_size: int) -> list[dict[str, object]]:
-    """Return the rows that TRL's collator takes; each has the answer of the row before it in its batch as well."""
+    """Return the rows that TRL's collator takes; each has the answer to another prompt, from which z is estimated.
+
+    It is that of the nearest row before it with another prompt, round its micro-batch. Where the micro-batch has one
+    prompt alone, as a last one of one row has, it comes from the rows before the micro-batch, round them all. Raises
+    UserError where all rows have one prompt.
+    """
     taken: list[dict[str, object]] = []
-    for start in range(0, len(rows), batch_size):
-        batch = rows[start : start + batch_size]
-        for (row, good), other in zip(batch, _rotated([judged.row for judged in batch]), strict=True):
-            ids = {"prompt_ids": row.prompt, "completion_ids": row.response, "KL_completion_ids": other}
-            taken.append({**ids, "label": good})
+    for number, (row, good) in enumerate(rows):
+        first = number - number % batch_size
+        end = min(first + batch_size, len(rows))
+        in_batch = itertools.chain(reversed(range(first, number)), reversed(range(number, end)))
+        outside = itertools.chain(reversed(range(first)), reversed(range(end, len(rows))))
+        others = (rows[i].row for i in itertools.chain(in_batch, outside))
+        other = next((judged.response for judged in others if judged.prompt != row.prompt), None)
+        if other is None:
+            raise UserError(f"kto: {counted(len(rows), 'answer')} to one prompt; it needs answers to several prompts")
+        ids = {"prompt_ids": row.prompt, "completion_ids": row.response, "KL_completion_ids": other}
+        taken.append({**ids, "label": good})
     return taken
-
-
-def _rotated(rows: Sequence[Encoded]) -> list[list[int]]:
-    """Return the response of the row before each row; the last one's for the first."""
-    responses = [row.response for row in rows]
-    return [*responses[-1:], *responses[:-1]]

@@ -3,14 +3,19 @@
 import json
 import math
 from statistics import fmean
+from typing import cast
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlhf.data.corpus import JUDGED
 from rlhf.data.load import divide_rows
 from rlhf.data.needs import needs
 from rlhf.data.source import read_source
+from rlhf.data.tokenize import Encoded
+from rlhf.errors import UserError
 from rlhf.recipe.stages import STAGE_TABLE
 from rlhf.stages import kto
 from tests.helpers import run_stages, small
@@ -112,6 +117,27 @@ def test_every_step_and_validation_has_the_loss_of_the_paper(started, monkeypatc
     assert {curve.key for curve in STAGE_TABLE["kto"].curves} <= {*logged[0]}
     validation = [row["eval/loss"] for row in logged if "eval/loss" in row]
     assert validation == pytest.approx([(losses[i][1] + losses[i + 1][1]) / 2 for i in (2, 6)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(2, 5))
+def test_z_is_estimated_from_answers_to_other_prompts(prompts, batch_size):
+    """Of the same micro-batch, unless that has one prompt alone; of different prompts they are all its answers."""
+    judged = [kto.Judged(Encoded([prompt], [10 + i]), good=i % 2 == 0) for i, prompt in enumerate(prompts)]
+    if len(set(prompts)) == 1:
+        with pytest.raises(UserError, match="to one prompt; it needs answers to several prompts"):
+            kto._rows(judged, batch_size)
+        return
+    rows = kto._rows(judged, batch_size)
+    others = [cast(list[int], row["KL_completion_ids"])[0] - 10 for row in rows]
+    assert [row["completion_ids"] for row in rows] == [[10 + i] for i in range(len(prompts))]
+    assert all(prompts[other] != prompt for other, prompt in zip(others, prompts, strict=True))
+    for start in range(0, len(prompts), batch_size):
+        batch = range(start, min(start + batch_size, len(prompts)))
+        if len({prompts[i] for i in batch}) > 1:
+            assert {*others[start : batch.stop]} <= {*batch}
+        if len({prompts[i] for i in batch}) == len(batch) > 1:
+            assert sorted(others[start : batch.stop]) == [*batch]
 
 
 def test_bad_answers_are_never_imitated(tmp_path):
