@@ -98,7 +98,7 @@ def convert(
             if _holds_labelled(rows()):
                 paired = [*_pair_labelled(str(file), rows(), pairings, kind, survey(rows()))]
                 rows = partial(iter, paired)
-            elif _holds_compared(rows(), preparation.rating):
+            elif _holds_compared(rows()):
                 paired = [*_pair_compared(str(file), rows(), pairings, preparation.rating)]
                 rows = partial(iter, paired)
         raw_files.append((str(file), rows, partial(sha256, file)))
@@ -189,11 +189,11 @@ def _holds_labelled(rows: Iterable[RawRow]) -> bool:
     return False
 
 
-def _holds_compared(rows: Iterable[RawRow], rating: str | None) -> bool:
+def _holds_compared(rows: Iterable[RawRow]) -> bool:
     """Return whether the first row of a known form has two responses and a verdict."""
     for _, row in rows:
         if isinstance(row, dict):
-            if compared(row, rating):
+            if compared(row):
                 return True
             if kind_of(row) is not None:
                 return False
@@ -211,7 +211,7 @@ def _pair_compared(
     for source, value in rows:
         try:
             row = row_object(value)
-            columns = compared(row, rating)
+            columns = compared(row)
             if columns is None:
                 raise Malformed("no two responses with a verdict, as other rows of the file have them")
             pair = preference(row, columns, rating)

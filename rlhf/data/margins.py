@@ -69,7 +69,7 @@ def margins(
     beside one that is, and for a `rating` that is none.
     """
     fields, marks = dict(_fields(row)), {one, other, *beside}
-    pairs = [pair for pair in twin_fields(row, one, other) if any(number_or_none(fields[n]) is not None for n in pair)]
+    pairs = number_pairs(row, one, other)
     signs = {first: sign_of(first, marks) for first, _ in pairs}
     if rating is not None:
         numbers = {name: pair[0] for pair in pairs for name in pair}
@@ -81,6 +81,12 @@ def margins(
         if known is not None and (margin := _difference(fields, first, second)) is not None:
             found[first] = known * margin
     return found
+
+
+def number_pairs(row: Mapping[str, object], one: str, other: str) -> list[tuple[str, str]]:
+    """Return the names of fields as `twin_fields` does, of which one at least is a number."""
+    fields = dict(_fields(row))
+    return [pair for pair in twin_fields(row, one, other) if any(number_or_none(fields[n]) is not None for n in pair)]
 
 
 def twin_fields(row: Mapping[str, object], one: str, other: str) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlhf.data.columns import CONTEXT, INPUT_COLUMNS
-from rlhf.data.fields import has_value, is_messages, is_text, leaves, switches_training, values, words
+from rlhf.data.fields import has_value, is_free, is_messages, is_text, leaves, switches_training, values, words
 from rlhf.data.margins import UnclearRating, ask_for_sign, named_rating, number_or_none, sign_of
 from rlhf.data.messages import trained_flags
 from rlhf.data.raw import Malformed
@@ -257,7 +257,8 @@ def _ratings(
         return by, [None if number is None else sign * number for number in found]
     if aspects := [name for name in names if name in _ASPECTS]:
         return "the mean of its aspects", [_mean([_finite(item.get(name), name) for name in aspects]) for item in items]
-    way_out = f"; {ask_for_sign(numbers[0])}" if numbers else ""
+    unclear = [name for name in numbers if not all(is_free(name, item.get(name)) for item in items)]
+    way_out = "".join(f"; {ask_for_sign(name)}" for name in unclear[:1])
     raise UnclearRating(f"no number beside each answer rates it: write a 'rank' beside each, 1 for the best{way_out}")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.data.fields import boolean, has_value, is_free, is_messages, is_text, twins, values, words
-from rlhf.data.margins import UnclearRating, ask_for_sign, margins, number_or_none, twin_fields
+from rlhf.data.margins import UnclearRating, ask_for_sign, margins, number_or_none, number_pairs, twin_fields
 from rlhf.data.raw import Malformed
 
 # Marks of the first and of the second response, and those that others beside them would have.
@@ -37,7 +37,6 @@ _BESIDE_VERDICTS = RESPONSE_WORDS | {
     *("id", "idx", "index", "number", "model", "name", "side", "is", "the", "which", "overall", "human"),
     "final",
 }
-_GRADES = {"preference", "label"}  # a number under these may be a grade
 _LABELS = {"label", "judgment"}  # may name the worse one of two responses as well
 _TIES = {"tie", "tied", "draw", "both", "neither", "tie (bothbad)", "both_bad", "bothbad"}
 _JUDGEMENT = {  # columns of HelpSteer3 and of Chatbot Arena that say how a verdict came about
@@ -95,15 +94,15 @@ def _side(value: object) -> bool | None:
     return boolean(value)
 
 
-def compared(row: Mapping[str, object], rating: str | None = None) -> Columns | None:
+def compared(row: Mapping[str, object]) -> Columns | None:
     """Return the columns of two responses; None for a row without them, and for one that has a rejected answer.
 
-    Columns with values come before those without. `rating` names the number that rates them (`data.rating`).
+    Columns with values come before those without.
     """
     if has_value(row.get("rejected")):
         return None
     verdict = next(iter(_verdicts(row)), None)
-    found = [Columns(*columns, verdict) for columns in _pairs(row, rating)]
+    found = [Columns(*columns, verdict) for columns in _pairs(row)]
     return max(found, key=lambda columns: _are_given(row, columns), default=None)
 
 
@@ -114,7 +113,7 @@ def preference(row: Mapping[str, object], columns: Columns, rating: str | None =
     name leaves open that it rates. What else is said of each response, but for texts, goes. The row keeps every other
     column, so that the reader uses it, or refuses to lose it.
     """
-    pairs = [f"{first}, {second}" for first, second, _ in _pairs(row, rating) if _are_given(row, (first, second))]
+    pairs = [f"{first}, {second}" for first, second, _ in _pairs(row) if _are_given(row, (first, second))]
     at_most_one(pairs, "responses", "take one pair out", quote=str)
     at_most_one(_verdicts(row), "verdicts", "take the others out")
     are_whole = _is_whole(row[columns.first])
@@ -140,17 +139,17 @@ def _verdicts(row: Mapping[str, object]) -> list[str]:
     return [name for name, value in row.items() if has_value(value) and names_verdict(name)]
 
 
-def _pairs(row: Mapping[str, object], rating: str | None) -> list[tuple[str, str, tuple[str, str]]]:
+def _pairs(row: Mapping[str, object]) -> list[tuple[str, str, tuple[str, str]]]:
     """Return the pairs of columns that hold two responses, with their marks.
 
-    They are named as responses; or, beside a prompt and a verdict or ratings, without any other answer, they are texts.
+    They are named as responses; or, beside a prompt and a verdict or numbers, without any other answer, they are texts.
     """
     pairs = []
     for one, two, others in MARKS:
         more = {name for mark in others for name, _ in twins(row, one, mark)}
         pairs += [(first, second, (one, two)) for first, second in twins(row, one, two) if first not in more]
     named = [pair for pair in pairs if len(words(pair[0])) == 2 and not RESPONSE_WORDS.isdisjoint(words(pair[0]))]
-    judged = rating or _verdicts(row) or any(margins(row, *marks, answer_words(name)) for name, _, marks in pairs)
+    judged = _verdicts(row) or any(number_pairs(row, *marks) for _, _, marks in pairs)
     asked = any(has_value(row.get(prompt)) for prompt in PROMPTS) and judged
     if named or not asked or any(has_value(row.get(answer)) for answer in _ANSWERS):
         return named
@@ -189,9 +188,8 @@ def _by_rating(row: Mapping[str, object], columns: Columns, ratings: Mapping[str
     """Return whether the first response is rated higher; None for a tie. Raises Malformed without one rating."""
     name = at_most_one([*ratings], "ratings", "name one: --rating NAME")
     if name is None:
-        fields = ((name, row.get(name)) for name, _ in twin_fields(row, *columns.marks))
-        numbers = [name for name, value in fields if number_or_none(value) is not None and not is_free(name, value)]
-        way_out = f"; {ask_for_sign(numbers[0])}" if numbers else ""
+        numbers = [name for name, _ in number_pairs(row, *columns.marks) if not is_free(name, row.get(name))]
+        way_out = "".join(f"; {ask_for_sign(name)}" for name in numbers[:1])
         raise UnclearRating(
             f"no verdict and no ratings say which response is better, as `winner` or `score_…` do{way_out}"
         )
@@ -234,7 +232,7 @@ def _named_side(word: str, columns: Columns) -> bool | None:
     """
     numbered, letters = columns.marks[0].isdigit(), ("a", "b")
     if not re.search(r"[^\W\d]", word):  # a number alone, which may be a grade
-        grade = not _GRADES.isdisjoint(words(str(columns.verdict)))
+        grade = "preference" in _verdict_words(str(columns.verdict))
         mark, names = word.removesuffix(".0"), [columns.marks] if numbered and not grade else []
     else:
         own = [part for part in words(word) if part not in _BESIDE_VERDICTS | {"option", "assistant", "system"}]

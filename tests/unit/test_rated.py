@@ -102,7 +102,7 @@ def test_without_a_rating_of_its_own_the_mean_of_the_aspects_rates_an_answer(tmp
         ({"prompt": "Q?", "items": [{"content": "a", "rank": 2}, {"content": "b", "rank": 1}]}, ("b", "a", 1)),
         ({"prompt": "Q?", "candidates": ["a", "b"], "rating": ["4", "5"], "n_tokens": [9, 1]}, ("b", "a", 1)),
         (
-            {"prompt": "Q?", "model_answers": ["x", "y"], "responses": ["a", "b"], "response_scores": [1, 3]},
+            {"prompt": "Q?", "generation_model": ["x", "y"], "generations": ["a", "b"], "generation_scores": [1, 3]},
             ("b", "a", 2),
         ),
         (
@@ -161,6 +161,10 @@ def test_lists_of_answers_with_ratings_or_places_are_read(tmp_path, row, pair):
         (
             {"answers": [{"text": "a", "model": "x"}, {"text": "b", "model": "y"}]},
             "no number beside each answer rates it",
+        ),
+        (
+            {"answers": [{"text": text, "answer_id": n, "pm_score": n} for n, text in enumerate("ab")]},
+            r"rates it: .*; 'pm_score' does not say whether more",
         ),
         (
             {"answers": [{"text": "a", "score": 1}, {"text": "b", "score": None}]},

@@ -75,7 +75,7 @@ def test_the_verdict_decides_and_ties_are_left_out(tmp_path, row, chosen):
     [
         *(numbered(-1, "preference"), numbered("nan"), lettered(1), lettered("gpt-4"), arena(True), lettered(0)),
         *(numbered(0, "better_response_id"), lettered(1, "better_response_id"), from_zero(2)),
-        *(from_zero(1, "preference"), lettered(-2, "overall_preference")),
+        *(from_zero(1, "preference"), from_zero(1, "preferences"), lettered(-2, "overall_preference")),
     ],
 )
 def test_a_verdict_that_is_not_clear_is_refused(tmp_path, row):
@@ -185,9 +185,11 @@ def test_numbers_whose_names_leave_open_which_response_is_better_decide_where_th
         for sign, chosen in (("+", "Two."), ("-", "One.")):
             (pair,) = convert.convert([file], Preparation(rating=f"{sign}{name}_a")).rows.pairs
             assert (pair.chosen, pair.margin) == (chosen, 2)
-    for rating in (None, f"{name}_a"):
-        with pytest.raises(UserError, match=rf"response\.jsonl:1: .*{name}_a' does not say whether more .* --rating -"):
-            convert.convert([tmp_path / "response.jsonl"], Preparation(rating=rating))
+        for rating in (None, f"{name}_a"):
+            with pytest.raises(
+                UserError, match=rf"{texts}\.jsonl:1: .*{name}_a' does not say whether more .* --rating -"
+            ):
+                convert.convert([file], Preparation(rating=rating))
     with pytest.raises(UserError, match=r"rates it: \+depth \(data.rating\) is none"):
         convert.convert([tmp_path / "response.jsonl"], Preparation(rating="+depth"))
 
