@@ -79,3 +79,12 @@ def test_a_margin_is_read_and_kept_on_conversion(tmp_path):
     assert [pair.margin for pair in before.pairs] == [-5, None]
     convert.write(before, tmp_path / "b.jsonl")
     assert [pair.margin for pair in formats.read([tmp_path / "b.jsonl"]).pairs] == [-5, None]
+
+
+def test_a_number_about_each_answer_that_does_not_say_how_it_rates_is_named(tmp_path):
+    file = tmp_path / "a.jsonl"
+    rows = ({"bias_score_chosen": n, "bias_score_rejected": 3, "rank_chosen": 2, "rank_rejected": n} for n in (5, 4))
+    file.write_text("".join(json.dumps(PAIR | row) + "\n" for row in rows))
+    read = formats.read([file])
+    assert [pair.margin for pair in read.pairs] == [3, 2]
+    assert "not used in training: bias_score_chosen, bias_score_rejected;" in read.report.notes[0]
