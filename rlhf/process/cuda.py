@@ -7,7 +7,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import UserError
@@ -89,6 +89,9 @@ def capturing(graph: "torch.cuda.CUDAGraph", shares: bool = False, pool: Any = N
     torch.cuda.graph does this too, but first waits for the device and empties the allocator's cache: what comes after
     would ask the driver for gigabytes again. While it captures, the allocator cannot release its cache. So it is
     emptied for any other graph only where `CAPTURE_ROOM` and `EMPTIED_EVERY` ask for it.
+
+    After an error there is no graph, and the device can be used as before. The error is the block's own, which names
+    what cannot be captured; torch's for the end of such a capture would only say that there was one.
     """
     import torch
 
@@ -96,15 +99,35 @@ def capturing(graph: "torch.cuda.CUDAGraph", shares: bool = False, pool: Any = N
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     stream, current = _capture_stream(), torch.cuda.current_stream()
+    pool = pool or torch.cuda.graph_pool_handle()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are not errors.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             yield
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):
+                _end(graph, pool)
+            raise
+        _end(graph, pool)
     current.wait_stream(stream)
+
+
+def _end(graph: "torch.cuda.CUDAGraph", pool: Any) -> None:
+    """End a capture that allocates in `pool`. Raises RuntimeError if it holds what no graph can hold."""
+    import torch
+
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        # Where CUDA refuses the graph, torch 2.11 leaves its allocator in the capture: it would keep the memory, and
+        # fail when its cache is next emptied. torch 2.13 leaves it first, and refuses to do so twice.
+        with suppress(RuntimeError):
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
 
 
 @functools.cache

@@ -167,19 +167,56 @@ def test_a_cap_is_a_share_of_the_card_without_the_context(monkeypatch):
 
 
 class Recorder:
-    """Stands for torch.cuda's streams and for a graph: notes what is called on it."""
+    """Stands for torch.cuda's streams, for a graph and for the allocator: notes what is called on it.
 
-    def __init__(self) -> None:
+    invalid: CUDA refuses what was captured. leaves: the allocator ends the capture all the same, as torch 2.13's does.
+    """
+
+    def __init__(self, invalid: bool = False, leaves: bool = True) -> None:
         self.called: list[str] = []
+        self.invalid, self.leaves = invalid, leaves
+        self.underway: list[object] = []  # pools that a capture allocates in
+        self.uses = 0  # of the pool
 
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
         self.called.append(f"begin {capture_error_mode}")
+        self.underway.append(pool)
+        self.uses += 1
 
     def capture_end(self) -> None:
         self.called.append("end")
+        if self.leaves or not self.invalid:
+            self.end_allocation(0, self.underway[-1])
+        if self.invalid:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def end_allocation(self, device: int, pool: object) -> None:
+        if pool not in self.underway:
+            raise RuntimeError("not currently recording")
+        self.underway.remove(pool)
+
+    def release(self, device: int, pool: object) -> None:
+        self.uses -= 1
 
     def wait_stream(self, stream: object) -> None:
         self.called.append("wait")
+
+
+def stand_for_cuda(patch: pytest.MonkeyPatch, recorder: Recorder, free: int = 2**40, cap: float = 1.0) -> None:
+    """Let a recorder stand for a card of 64 GiB of which torch holds 31."""
+    cuda._capture_stream.cache_clear()
+    patch.setattr(torch.cuda, "mem_get_info", lambda: (free, 64 * 2**30))
+    patch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: cap)
+    patch.setattr(torch.cuda, "memory_reserved", lambda: 31 * 2**30)
+    patch.setattr(torch.cuda, "synchronize", lambda: None)
+    patch.setattr(torch.cuda, "empty_cache", lambda: recorder.called.append("empty"))
+    patch.setattr(torch.cuda, "Stream", lambda: recorder)
+    patch.setattr(torch.cuda, "current_stream", lambda: recorder)
+    patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    patch.setattr(torch.cuda, "current_device", lambda: 0)
+    patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    patch.setattr(torch._C, "_cuda_endAllocateToPool", recorder.end_allocation)
+    patch.setattr(torch._C, "_cuda_releasePool", recorder.release)
 
 
 @pytest.mark.parametrize(
@@ -190,16 +227,8 @@ def test_the_cache_is_emptied_before_a_capture_only_on_a_full_card(monkeypatch, 
 
     On a card with room the memory of dropped graphs is returned at every eighth capture.
     """
-    recorder, total = Recorder(), 64 * 2**30
-    cuda._capture_stream.cache_clear()
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: cap)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 31 * 2**30)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: recorder.called.append("empty"))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: recorder)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: recorder)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    recorder = Recorder()
+    stand_for_cuda(monkeypatch, recorder, free, cap)
     graph: Any = recorder
     with pytest.raises(ZeroDivisionError), cuda.capturing(graph):
         recorder.called.append("step")
@@ -212,6 +241,26 @@ def test_the_cache_is_emptied_before_a_capture_only_on_a_full_card(monkeypatch, 
     cuda._capture_stream.cache_clear()
     assert recorder.called.count("wait") == 4 * cuda.EMPTIED_EVERY
     assert recorder.called.count("empty") == (2 * cuda.EMPTIED_EVERY if emptied else 2)
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["torch 2.11", "torch 2.13"])
+@pytest.mark.parametrize("says", ["operation not permitted when stream is capturing", None])
+@pytest.mark.parametrize("pool", [None, (0, 5)])
+def test_after_a_refused_capture_the_allocator_is_in_none(monkeypatch, leaves, says, pool):
+    """The error is that of the block, if it has one. torch 2.11 alone leaves the pool to whom it was lent."""
+    recorder = Recorder(invalid=True, leaves=leaves)
+    stand_for_cuda(monkeypatch, recorder)
+    graph: Any = recorder
+    with pytest.raises(RuntimeError, match=says or "previous error"), cuda.capturing(graph, pool=pool):
+        if says:
+            raise RuntimeError(says)
+    cuda._capture_stream.cache_clear()
+    assert not recorder.underway and recorder.uses == leaves
+    recorder.invalid = False
+    with cuda.capturing(graph, pool=pool):
+        pass
+    cuda._capture_stream.cache_clear()
+    assert not recorder.underway
 
 
 def test_determinism_is_no_other_run():
