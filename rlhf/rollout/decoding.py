@@ -13,6 +13,7 @@ from rlhf.models.precision import Model
 from rlhf.models.traits import logit_scale
 from rlhf.process.cuda import capturing
 from rlhf.recipe.choices import FourBit
+from rlhf.terminal import message_of, say
 
 STEPS_BETWEEN_CHECKS_BY_DEVICE = {"cpu": 1, "cuda": 8}  # to look for ended rows, the host waits for the device
 CAPTURES_BY_DEVICE = {"cpu": False, "cuda": True, "meta": False}  # most steps replay a graph; a rehearsal marks one
@@ -115,13 +116,25 @@ class Decoding(ABC):
             self.advance()
             # The eager step above did the set-up that a capture must not.
             if self.captures and self.alike(step) >= WORTH_A_GRAPH:
-                graph = torch.cuda.CUDAGraph()
-                # Each graph has a separate memory pool. A shared pool outlives a dropped graph while a block in it
-                # lives, such as cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
-                with capturing(graph):
-                    self.advance()
+                graph = self._captured()
         self.deliver()
         return self.results
+
+    def _captured(self) -> torch.cuda.CUDAGraph | None:
+        """Return a step as a graph; None where it cannot be one, and then there are none in this process any more.
+
+        Each graph has a separate memory pool. A shared pool outlives a dropped graph while a block in it lives, such as
+        cuBLAS's workspace, and torch 2.11 asserts when the next capture enters it.
+        """
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with capturing(graph):
+                self.advance()
+        except RuntimeError as error:  # among them those of CUDA
+            say(f"note: decoding launches each kernel from now on: {message_of(error)}")
+            self.captures = CAPTURES_BY_DEVICE[self.step.device.type] = False
+            return None
+        return graph
 
     def advance(self) -> None:
         """Feed the newest token of every row and draw the next one."""

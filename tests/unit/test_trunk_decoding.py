@@ -100,6 +100,19 @@ def test_tokens_are_those_of_the_library(kind, way, copies, role, monkeypatch):
     torch.testing.assert_close(actual.values[mask], expected.values[mask], rtol=1e-4, atol=1e-4)
 
 
+def test_a_step_that_cannot_be_captured_is_launched(monkeypatch, capsys):
+    """Its host reads a number. It is said once, and no other batch tries again."""
+    peft, draw = trunk_model(), decoding.draw_tokens
+    expected = sampled(peft, None)
+    kernels.decode_as_a_card(monkeypatch)
+    tapes = capture_on_cpu(monkeypatch)
+    monkeypatch.setattr(decoding, "draw_tokens", lambda logits, *args: (logits[0, 0].item(), draw(logits, *args))[1])
+    actual = sampled(peft, LeanTrunk(peft.get_base_model()), batch_size=2)
+    said = capsys.readouterr().err
+    assert len(tapes) == said.count("decoding launches each kernel") == 1 and "cannot hold" in said
+    assert torch.equal(actual.ids, expected.ids)
+
+
 def test_greedy_tokens_of_equally_long_prompts_are_those_of_generate():
     peft = trunk_model()
     base = peft.get_base_model()
