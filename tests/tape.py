@@ -23,7 +23,8 @@ class Tape(TorchDispatchMode):
     """Holds the operations of a block as a graph does: with the Python numbers and the tensors of that moment.
 
     The block itself changes nothing. Refused is what a graph cannot hold: a number that the host reads, a tensor that
-    it makes, a shape that depends on values.
+    it makes, a shape that depends on values. What tapes of one pool make may lie in the same memory: a replay first
+    overwrites all of it.
     """
 
     captures: ClassVar["Tape | None"] = None  # that of the block
@@ -32,8 +33,10 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.replays = 0
         self.operations: list[tuple[Callable[..., Any], Any, Any, list[tuple[int, Tensor]]]] = []
+        self.outside: dict[int, torch.UntypedStorage] = {}  # what the block finds, to read it or to write into it
+        self.sharing = [self]  # tapes of the same pool
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # by storage: what the block writes into, and a copy
-        self._made: list[Tensor] = []
+        self._made: dict[int, Tensor] = {}  # by storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -43,21 +46,25 @@ class Tape(TorchDispatchMode):
         dynamic = torch.Tag.dynamic_output_shape in func.tags and not indexing
         if func.overloadpacket.__name__ in ASKING or by_mask or dynamic:
             raise RuntimeError(f"a graph cannot hold {func}")
-        if func._schema.is_mutable:
-            made = {x.untyped_storage()._cdata for x in self._made}
-            for storage, x in inputs.items():
-                if storage not in made and storage not in self._before:
-                    whole = x.new_empty(0).set_(x.untyped_storage())
-                    self._before[storage] = whole, whole.clone()
+        for storage in inputs.keys() - self._made.keys():
+            x, kept = inputs[storage], inputs[storage].untyped_storage()
+            self.outside[storage] = kept
+            if func._schema.is_mutable and storage not in self._before:
+                whole = x.new_empty(0).set_(kept)
+                self._before[storage] = whole, whole.clone()
         out = func(*args, **kwargs)
         new = [
             (number, x)
             for number, x in enumerate(tree_leaves(out))
             if isinstance(x, Tensor) and x.untyped_storage()._cdata not in inputs
         ]
-        self._made += [x for _, x in new]
-        self.operations.append((func, args, kwargs, new))
+        self.add(func, args, kwargs, new)
         return out
+
+    def add(self, func: Callable[..., Any], args: Any, kwargs: Any, new: list[tuple[int, Tensor]]) -> None:
+        """Hold an operation whose `new` results lie in no memory of its inputs."""
+        self._made |= {x.untyped_storage()._cdata: x for _, x in new}
+        self.operations.append((func, args, kwargs, new))
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -75,6 +82,8 @@ class Tape(TorchDispatchMode):
     def replay(self) -> None:
         """Do the operations, each on the tensors that it had, with new results where they were."""
         self.replays += 1
+        for made in [x for tape in self.sharing for x in tape._made.values()]:
+            made.fill_(torch.nan if made.is_floating_point() else -1)
         for func, args, kwargs, new in self.operations:
             again = tree_leaves(func(*args, **kwargs))
             for number, place in new:
@@ -90,8 +99,7 @@ def as_kernel(run: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Tenso
     with _disable_current_modes():
         out = run(*args)
     if Tape.captures is not None:
-        Tape.captures.operations.append((run, args, {}, [*enumerate(out)]))
-        Tape.captures._made += out
+        Tape.captures.add(run, args, {}, [*enumerate(out)])
     return out
 
 
@@ -128,21 +136,23 @@ def capture_passes_on_cpu(patch: pytest.MonkeyPatch) -> list[Tape]:
     patch.setattr(packed, "flash_attention", lambda *args: (_Attention.apply(*args[:7]),))
     patch.setitem(trunk.ONEDNN_BY_DEVICE, "cpu", False)
     patch.setitem(captured.CAPTURES_BY_DEVICE, "cpu", True)
-    return _tapes(patch, captured)
+    return _tapes(patch, captured, share=True)
 
 
 def capture_on_cpu(patch: pytest.MonkeyPatch) -> list[Tape]:
     """Let decoding capture steps on a CPU, as tapes; return those that are made."""
     patch.setitem(decoding.CAPTURES_BY_DEVICE, "cpu", True)
-    return _tapes(patch, decoding)
+    return _tapes(patch, decoding, share=False)
 
 
-def _tapes(patch: pytest.MonkeyPatch, module: Any) -> list[Tape]:
-    """Let a module capture tapes; return those that are made."""
+def _tapes(patch: pytest.MonkeyPatch, module: Any, share: bool) -> list[Tape]:
+    """Let a module capture tapes, in one pool if they `share`; return those that are made."""
     tapes: list[Tape] = []
 
     def begin() -> Tape:
         tapes.append(Tape())
+        if share:
+            tapes[-1].sharing = tapes
         return tapes[-1]
 
     @contextmanager

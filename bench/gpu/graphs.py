@@ -11,7 +11,7 @@ from rlhf.terminal.wording import gb
 
 CAPTURED, LAUNCHED = "captured", "launched"
 VARIANTS = {CAPTURED: True, LAUNCHED: False}
-STEPS = 6  # after the warm-up: in the first ones micro-batches are of sizes that were not seen before
+STEPS = 10  # after the warm-up: in up to half of them micro-batches are of sizes that were not seen before
 
 
 def measure(context: Context[GraphFigures]) -> Decision:

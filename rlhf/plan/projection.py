@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from peakmem import cards
 from rlhf.files import JsonObject
 from rlhf.plan.own_rows import Rows
-from rlhf.plan.padding import joins_rows, mean_prompt, share_of_longest
+from rlhf.plan.padding import filled_share, joins_rows, mean_prompt, share_of_longest
 from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, PredictionError, Work
 from rlhf.plan.weights import (
     ADAPTER_BYTES,
@@ -159,7 +159,9 @@ def stage_work(
     for name, work, n in repeated:
         share = share_of_longest(recipe, stage, name, rows)  # of the tokens with which the work was rehearsed
         # A kernel is launched for short rows as for long ones.
-        host: Host = "captured" if _is_captured(recipe, stage, name) else recipe.hardware.trunk
+        host: Host = recipe.hardware.trunk
+        if _is_captured(recipe, stage, name):
+            host, share = "captured", share * filled_share(recipe, stage, rows)
         phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n, host))
     return StageWork(phases, decoded, launched)
 

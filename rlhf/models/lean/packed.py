@@ -19,6 +19,7 @@ from torch import Tensor
 from rlhf.data.batch import Lengths, Places
 from rlhf.models import flash
 from rlhf.models.flash import flash_attention
+from rlhf.models.lean.filled_sizes import Sizes
 from rlhf.models.lean.layouts import Layout
 
 PACKS_BY_DEVICE = {"cpu": False, "cuda": True}
@@ -32,14 +33,6 @@ class Piece(NamedTuple):
     end: int
     selected: int  # its last tokens whose states are needed; one or more
     prompt: int | None = None  # the number of the piece before which these tokens stand in their own row
-
-
-class Sizes(NamedTuple):
-    """What joined rows have in all."""
-
-    tokens: int
-    selected: int
-    keys: int  # 0: the tokens themselves, where no prompt is shared
 
 
 class Packed(Layout):
@@ -143,30 +136,21 @@ def sizes_of(pieces: Sequence[Piece]) -> Sizes:
     lengths = [piece.end - piece.start for piece in pieces]
     shared = sum(lengths[piece.prompt] for piece in pieces if piece.prompt is not None)
     tokens = sum(lengths)
-    return Sizes(tokens, sum(piece.selected for piece in pieces), shared and tokens + shared)
-
-
-def rounded_up(sizes: Sizes, multiple: int) -> Sizes:
-    """Return sizes in multiples, to which one more piece fills joined rows: `filled_places`."""
-
-    def up(count: int) -> int:
-        return -(-count // multiple) * multiple
-
-    selected = up(sizes.selected + 1)
-    tokens = up(sizes.tokens + selected - sizes.selected)
-    return Sizes(tokens, selected, sizes.keys and up(sizes.keys + tokens - sizes.tokens))
+    return Sizes(tokens, shared and tokens + shared)
 
 
 def filled_places(width: int, pieces: Sequence[Piece], slots: Tensor, sizes: Sizes) -> Places:
-    """Return `places_of` pieces and of one more, which makes them as large as `sizes`.
+    """Return `places_of` pieces and of one more, which makes them as large as `sizes`, with all tokens selected.
 
     What is computed for that piece is never read. Shapes, and all that a kernel gets from the host, then depend on
-    `sizes` and on the number of pieces alone.
+    `sizes` and on the number of pieces alone: the selected tokens of a size differ in number.
     """
-    real = sizes_of(pieces)
-    filler = Piece(0, 0, sizes.tokens - real.tokens, sizes.selected - real.selected)
+    filler = Piece(0, 0, sizes.tokens - sizes_of(pieces).tokens, 1)
     places = places_of(width, [*pieces, filler], slots, sizes.keys)
-    return places._replace(longest=(sizes.tokens, sizes.selected, sizes.keys or sizes.tokens))
+    tokens, positions, at, keys, slots = places.numbers.split(places.counts)
+    numbers = [tokens, positions, torch.arange(len(tokens)), keys, at[slots]]
+    longest = sizes.tokens, sizes.tokens, sizes.keys or sizes.tokens
+    return Places(torch.cat(numbers), places.bounds[[0, 0, 2]], tuple(map(len, numbers)), longest)
 
 
 def whole_rows(last: Tensor) -> list[Piece]:

@@ -2,14 +2,15 @@
 
 The host needs longer to launch the thousands of kernels of a micro-batch than a fast card needs to run them
 (docs/internals.md). A graph has fixed shapes and addresses. So a micro-batch is joined without padding and filled up to
-a multiple of `MULTIPLE` tokens; there is a graph for each size, role and kind of loss. Forward pass, loss and backward
-pass read a batch that stays where it is, into which each micro-batch is copied, and add to gradients that stay where
-they are. The host reads no number in between. The optimizer steps outside.
+one of few sizes; there is a graph for each size, role and kind of loss. Forward pass, loss and backward pass read a
+batch that stays where it is, into which each micro-batch is copied, and add to gradients that stay where they are. The
+host reads no number in between. The optimizer steps outside.
 
 The first micro-batch of a size is computed without a graph; then its pass is captured. The second one is computed both
 ways: where the graph gives another gradient or other statistics, updates go on without graphs, and say so. Both count
 as computed without. The first graph is one of the largest micro-batch that the recipe admits. All share its memory,
-which they keep to the end of the stage.
+which they keep to the end of the stage. What CUDA keeps of each comes on top, and is why there are at most `MOST`:
+sizes that come later are computed without.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.data.batch import TrainingBatch
-from rlhf.models.lean.packed import filled_places, pieces_of, rounded_up, sizes_of
+from rlhf.models.lean.filled_sizes import filled_slots, filled_up
+from rlhf.models.lean.packed import filled_places, pieces_of, sizes_of
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import Stats
 from rlhf.process import distributed
@@ -28,8 +30,7 @@ from rlhf.recipe import OnlineOptions
 from rlhf.terminal import message_of, say
 
 CAPTURES_BY_DEVICE = {"cpu": False, "cuda": True}
-MULTIPLE = 256  # to which tokens are rounded up: few graphs, and a tenth of a micro-batch of 1,187 tokens is filled up
-SLOTS = 64  # likewise of response tokens, which cost a row of logits each
+MOST = 48  # graphs: PPO with a critic of its own has as many on rows as long as HH-RLHF's
 # Relative difference from a pass without a graph. A wrong address gives about 1. Two passes of a deep model in 16 bits
 # may differ by some per cent: a kernel for another shape rounds otherwise, and each layer adds to it.
 BOUND = 0.25
@@ -118,6 +119,8 @@ class CapturedPasses:
         assert fixed.rollout.places is not None
         sizes = (fixed.rollout.places.counts, tuple((x.shape, x.dtype) for x in inputs))
         key = (add, self.shared.roles.active, tuple(x for x in given if not isinstance(x, Tensor)), sizes)
+        if key not in self._graphs and len(self._graphs) >= MOST:
+            return add(micro, *given)
         if key not in self._checked:
             return self._without(key, add, micro, fixed, given, inputs)
         self._attach(self._graphs[key].parameters)
@@ -128,15 +131,15 @@ class CapturedPasses:
         """Return a micro-batch in the shapes of a graph; without any yet, in those of the largest micro-batch."""
         lengths, prompt, response = micro.rollout.lengths, self.options.max_prompt_length, self.options.response_length
         pieces, numbers = pieces_of(lengths)
-        slots, largest = -(-micro.rollout.longest_response // SLOTS) * SLOTS, pieces
+        rows = len(lengths.prompt)
+        longest, _ = pieces_of(lengths._replace(prompt=[prompt] * rows, response=[response] * rows))
+        slots, sizes, most = micro.rollout.longest_response, sizes_of(pieces), sizes_of(longest)
         if not self._graphs:
-            rows = len(lengths.prompt)
-            slots = response
-            largest, _ = pieces_of(lengths._replace(prompt=[prompt] * rows, response=[response] * rows))
-        width, slots = prompt + response, min(slots, response)
+            slots, sizes = response, most
+        slots = filled_slots(slots, response)
         numbers = nn.functional.pad(numbers, (0, slots - numbers.shape[1]))
-        places = filled_places(width, pieces, numbers, rounded_up(sizes_of(largest), MULTIPLE))
-        return micro.padded(width, slots, places.to(self.shared.device))
+        places = filled_places(prompt + response, pieces, numbers, filled_up(sizes, most))
+        return micro.padded(prompt + response, slots, places.to(self.shared.device))
 
     def _without(
         self,
