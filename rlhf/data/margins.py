@@ -55,7 +55,8 @@ def margin_of(row: Mapping[str, object]) -> float | None:
 
     None where it has neither. Raises Malformed as `margins` does.
     """
-    return next(iter(margins(row, *SIDES).values()), _number(row, "margin"))
+    rated = margins(row, *SIDES)
+    return next(iter(rated.values())) if rated else _number(row, "margin")
 
 
 def margins(
@@ -70,17 +71,14 @@ def margins(
     """
     fields, marks = dict(_fields(row)), {one, other, *beside}
     pairs = number_pairs(row, one, other)
-    signs = {first: sign_of(first, marks) for first, _ in pairs}
-    if rating is not None:
-        numbers = {name: pair[0] for pair in pairs for name in pair}
-        name, sign = named_rating(rating, numbers, marks)
-        signs = {numbers[name]: sign}
-    found: dict[str, float] = {}
-    for first, second in pairs:
-        known = signs.get(first)
-        if known is not None and (margin := _difference(fields, first, second)) is not None:
-            found[first] = known * margin
-    return found
+    if rating is None:
+        signs = [(sign_of(first, marks), first, second) for first, second in pairs]
+    else:
+        of_name = {name: pair for pair in pairs for name in pair}
+        name, sign = named_rating(rating, of_name, marks)
+        signs = [(sign, *of_name[name])]
+    known = [(sign, first, _difference(fields, first, second)) for sign, first, second in signs if sign is not None]
+    return {first: sign * difference for sign, first, difference in known if difference is not None}
 
 
 def number_pairs(row: Mapping[str, object], one: str, other: str) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ def test_two_numbers_whose_names_differ_as_those_of_the_answers_are_ratings(chos
     assert margin_of({chosen: 3, rejected: 8.5}) == -5.5
     assert margin_of({chosen: "3", rejected: " 2"}) == 1, "cells of a table are text"
     assert margin_of({chosen: 3, rejected: None}) is margin_of({rejected: 3, chosen: ""}) is None
-    assert margin_of({chosen: 3, rejected: 2, "margin": -4}) == 1
+    assert margin_of({chosen: 3, rejected: 2, "margin": -4}) == margin_of({chosen: 3, rejected: 2, "margin": "?"}) == 1
     assert margin_of({chosen: 0, rejected: 0}) == 0 and margin_of({rejected: 0, chosen: 0.5}) == 0.5
 
 
