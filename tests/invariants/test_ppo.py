@@ -202,7 +202,7 @@ def test_while_the_critic_warms_up_the_policy_stays(run, rollout, kind):
 def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout):
     """The first minibatch always counts: nothing has moved before it."""
     every, stats, _ = updated(run, rollout, num_ppo_epochs=2, num_mini_batches=2)
-    assert stats["update/optimizer_steps"] == 4
+    assert stats["update/optimizer_steps"] == 4 and "policy/approxkl_stop" not in stats
     loose, stats, _ = updated(run, rollout, num_ppo_epochs=2, num_mini_batches=2, max_update_kl=1e3)
     assert torch.equal(loose, every)
     tight, stats, _ = updated(run, rollout, num_ppo_epochs=2, num_mini_batches=2, max_update_kl=1e-9)
@@ -221,6 +221,7 @@ def test_an_update_that_stopped_takes_no_later_minibatch(run, rollout, monkeypat
     monkeypatch.setattr(Learner, "_add_gradients", lambda *args: add_gradients(*args) | {APPROX_KL: next(kl)})
     _, stats, _ = updated(run, rollout, num_ppo_epochs=2, num_mini_batches=2, max_update_kl=1.0)
     assert stats["update/optimizer_steps"] == 1
+    assert stats["policy/approxkl_stop"] == 9.0, "the mean is of the minibatches within the limit"
 
 
 def test_the_kl_coefficient_follows_its_target(run, rollout):
