@@ -57,7 +57,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "masked.whiten": lambda: masked.whiten(A, MASK),
     "masked.zero_pads": lambda: masked.zero_pads(A, MASK),
     "rewards.shape_rewards": lambda: rewards.shape_rewards(A, P, MASK, 0.1),
-    "rewards.shape_scores": lambda: rewards.shape_scores(P, Q > 0, mean=0.1, sd=2.0),
+    "rewards.shape_scores": lambda: rewards.shape_scores(P, mean=0.1, sd=2.0),
 }
 TRIVIAL = {"kl.adapt", "masked.at_least_float32", "masked.check_mask"}  # compute nothing that grows with a batch
 

@@ -7,33 +7,20 @@ from rlhf.objectives.masked import at_least_float32, check_mask, zero_pads
 
 
 def shape_scores(
-    scores: Tensor,
-    ended: Tensor,
-    *,
-    mean: float = 0.0,
-    sd: float = 1.0,
-    sigmoid: bool = False,
-    clip: float | None = None,
-    missing_eos_penalty: float = 0.0,
+    scores: Tensor, *, mean: float = 0.0, sd: float = 1.0, sigmoid: bool = False, clip: float | None = None
 ) -> Tensor:
-    """Return the scores as they enter the rewards.
+    """Return the reward model's scores as they enter a sum of rewards, before penalties.
 
-    shaped = (score - mean) / sd;   then with sigmoid: 1 / (1 + exp(-shaped));   with clip: clamp(shaped, -clip, clip);
-    a response without EOS loses `missing_eos_penalty` after all that.
+    shaped = (score - mean) / sd;   then with sigmoid: 1 / (1 + exp(-shaped));   with clip: clamp(shaped, -clip, clip)
 
-    Shapes: scores, ended (B,), ended bool; returns (B,) float32 or wider. Raises ValueError when shapes differ.
+    Shapes: scores of any shape; returns that shape, float32 or wider.
     """
-    if scores.dim() != 1 or ended.shape != scores.shape or ended.dtype != torch.bool:
-        raise ValueError(
-            f"want scores and ended of one shape (B,), ended bool; got {tuple(scores.shape)} and {tuple(ended.shape)} "
-            f"of {ended.dtype}"
-        )
     shaped = (at_least_float32(scores) - mean) / sd
     if sigmoid:
         shaped = shaped.sigmoid()
     if clip is not None:
         shaped = shaped.clamp(-clip, clip)
-    return shaped - missing_eos_penalty * ~ended
+    return shaped
 
 
 def shape_rewards(kl: Tensor, shaped_scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:

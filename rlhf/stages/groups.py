@@ -190,8 +190,7 @@ def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, 
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     if options.model_scores:
         raw = by_name[MODEL_REWARD]
-        # without its `missing_eos_penalty`: here that is subtracted from the sum of all rewards
-        shaped = shape_scores(raw, ended, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
+        shaped = shape_scores(raw, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
         by_name = by_name | {MODEL_REWARD: shaped}
     if options.normalizes_each:
         by_name = {name: learner.relative_in_group(raw) for name, raw in by_name.items()}

@@ -177,7 +177,7 @@ def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -
     if options.model_scores:
         raw, disagreement = role_passes.reward_scores(learner.shared, rollout, options.score_rows)
         of_model = shape_scores(
-            raw, rollout.ended, mean=norm.mean, sd=norm.sd, sigmoid=options.sigmoid_scores, clip=options.score_clip
+            raw, mean=norm.mean, sd=norm.sd, sigmoid=options.sigmoid_scores, clip=options.score_clip
         )
         scores, shaped = options.model_weight * raw, options.model_weight * of_model
     if of_functions is not None:

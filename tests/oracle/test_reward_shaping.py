@@ -124,7 +124,6 @@ def test_errors_and_inputs_unchanged():
 
 
 RAW = torch.tensor([1.0, -3.0, 0.5], dtype=torch.float64)
-ENDED = torch.tensor([True, True, False])
 
 
 @pytest.mark.parametrize(
@@ -135,14 +134,8 @@ ENDED = torch.tensor([True, True, False])
         ({"sigmoid": True, "clip": 0.6}, [0.6, 1 / (1 + math.exp(3)), 0.6]),
         ({"sigmoid": True}, [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(3)), 1 / (1 + math.exp(-0.5))]),
         ({"clip": 0.75}, [0.75, -0.75, 0.5]),
-        ({"mean": 0.5, "sd": 2.0, "clip": 1.0, "missing_eos_penalty": 1.5}, [0.25, -1.0, -1.5]),
-        ({"clip": 0.75, "missing_eos_penalty": 1.0}, [0.75, -0.75, -0.5]),  # the penalty is not clipped away
+        ({"mean": 0.5, "sd": 2.0, "clip": 1.0}, [0.25, -1.0, 0.0]),
     ],
 )
-def test_scores_are_normalised_squashed_clipped_and_fined(options, expected):
-    assert shape_scores(RAW, ENDED, **options).tolist() == pytest.approx(expected, rel=1e-12)
-
-
-def test_scores_and_ends_belong_together():
-    with pytest.raises(ValueError, match="shape"):
-        shape_scores(RAW, ENDED[:2])
+def test_scores_are_normalised_squashed_and_clipped(options, expected):
+    assert shape_scores(RAW, **options).tolist() == pytest.approx(expected, rel=1e-12)
