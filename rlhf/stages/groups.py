@@ -129,11 +129,11 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 
 
 def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredRollout:
-    """Sample the responses of a step and score them; other prompts replace those whose group has no signal.
+    """Sample the responses of a step and score them; other prompts replace those whose group is not informative.
 
-    Prompts are replaced up to `resample_groups` times. Seed, step, attempt and the number of groups without signal
-    determine which ones come next, so that a resumed run repeats them. A replacement may already be in the batch;
-    after the last attempt all groups are kept.
+    Prompts are replaced up to `resample_groups` times. Seed, step, attempt and the number of replaced groups determine
+    which ones come next, so that a resumed run repeats them. A replacement may already be in the batch; after the last
+    attempt all groups are kept.
     """
     options = learner.options
 
@@ -145,9 +145,9 @@ def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredR
 
     result = responses_to(session.prompts.of_step(step))
     for attempt in range(options.resample_groups):
-        signal = has_signal(learner.grouped(result.shaped_scores), learner.grouped(result.judged))
-        informative = signal.nonzero().squeeze(1)
-        missing = len(signal) - len(informative)
+        differ = learner.is_informative(result)
+        informative = differ.nonzero().squeeze(1)
+        missing = len(differ) - len(informative)
         if not missing:
             break
         more = responses_to(session.prompts.replacements(step, attempt, missing))
@@ -248,6 +248,16 @@ class Learner:
     def grouped(self, x: Tensor) -> Tensor:
         """Return numbers (B,) as (P, k)."""
         return x.view(-1, self.options.num_generations)
+
+    def is_informative(self, scored: ScoredRollout) -> Tensor:
+        """Return (P,) bool: whether the raw rewards of a group differ, and the shaped ones, from which it learns, too.
+
+        DAPO keeps a prompt by what its answers are worth: some right, some wrong (arXiv 2503.14476, section 3.2). A
+        penalty for length or a missing EOS is not that: it would keep a group of which every answer is wrong.
+        """
+        judged = self.grouped(scored.judged)
+        raw, shaped = (has_signal(self.grouped(x), judged) for x in (scored.scores, scored.shaped_scores))
+        return raw & shaped
 
     def relative_in_group(self, raw: Tensor) -> Tensor:
         """Return one reward (B,) normalised in its groups; 0 for responses on which it has no verdict."""

@@ -87,8 +87,8 @@ def test_a_step_of_the_stage_computes_each_prompt_once(trained, tmp_path, monkey
 
     Also where another prompt has replaced the first one.
     """
-    signals = iter([[not replaced, True], [True, True], [True, True]])
-    monkeypatch.setattr(groups, "has_signal", lambda rewards, judged: torch.tensor(next(signals)))
+    informative = torch.tensor([not replaced, True])
+    monkeypatch.setattr(groups.Learner, "is_informative", lambda learner, scored: informative)
     prompts: list[int] = []
     make = SharedPrompts.__init__
 

@@ -15,7 +15,7 @@ from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.kl import adapt
 from rlhf.recipe import Ppo
 from rlhf.run.directory import StageRun
-from rlhf.stages.groups import Learner, sample_and_score, score_responses
+from rlhf.stages.groups import Learner, ScoredRollout, sample_and_score, score_responses
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import RewardSum
@@ -120,13 +120,29 @@ def test_rows_of_replaced_prompts_stay_together(run, tokenizer, monkeypatch):
     assert {0, 3} <= attempts
 
 
-def test_a_group_whose_penalties_differ_is_kept(run, tokenizer):
-    """The raw rewards are all equal; the shaped ones, from which the policy learns, are not."""
-    changes: dict[str, Any] = {"reward_funcs": ["length(most=1000)"], "normalize_scores": False}
-    learner = new_learner(run, "rloo", **changes, resample_groups=1, missing_eos_penalty=PENALTY)
+@pytest.mark.parametrize(
+    ("changes", "replaced"),
+    [
+        ({"missing_eos_penalty": PENALTY}, 2),  # of one response; all answers are worth the same
+        ({"overlong_buffer": BUFFER, "missing_eos_penalty": None}, 2),
+        ({"reward_funcs": ["length(most=1)"], "missing_eos_penalty": None}, 0),
+    ],
+)
+def test_penalties_make_no_group_informative(run, tokenizer, changes, replaced):
+    usual: dict[str, Any] = {"reward_funcs": ["length(most=1000)"], "normalize_scores": False, "resample_groups": 1}
+    learner = new_learner(run, "rloo", max_completion_length=LIMIT, **(usual | changes))
     session = session_of(learner, tokenizer)
     sample_and_score(session, learner, 0)
-    assert [len(indices) for indices in session.sampled] == [2, 1]  # type: ignore[attr-defined]
+    assert [len(indices) for indices in session.sampled] == [2, *[replaced] * bool(replaced)]  # type: ignore[attr-defined]
+
+
+def test_a_group_without_gradient_is_not_informative(run):
+    """Right and wrong may be equal once the right one has paid a penalty."""
+    learner = new_learner(run, "rloo")
+    raw = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    shaped = raw - torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0])
+    parts = {"scores": raw, "shaped_scores": shaped, "judged": torch.ones(8, dtype=torch.bool)}
+    assert learner.is_informative(cast(ScoredRollout, SimpleNamespace(**parts))).tolist() == [False, True]
 
 
 def test_each_attempt_draws_other_prompts(tokenizer, run):
