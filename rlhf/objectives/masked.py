@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+ROUNDING_STEPS = 64  # that sums of some hundred numbers may be off, as those of advantages
+
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Return x itself when it is float32 or float64, else x as float32."""
@@ -39,29 +41,30 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int | tuple[int, ...] | None = Non
 def masked_var(x: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     """Return the variance over all n real tokens: sum((x - mean)^2) / (n - 1), or / n when not unbiased.
 
-    Shapes: x, mask equal; returns a 0-dim tensor. Raises ValueError for one real token or none when unbiased.
+    Shapes: x, mask equal; returns a 0-dim tensor, 0 for one real token or none.
     """
     mean = masked_mean(x, mask)
     squares = (zero_pads(x, mask) - mean) ** 2
     if not unbiased:
         return masked_mean(squares, mask)
     n = mask.sum()
-    if n < 2:
-        raise ValueError("an unbiased variance needs two real tokens")
-    return masked_mean(squares, mask) * n / (n - 1)
+    return masked_mean(squares, mask) * n / (n - 1).clamp(min=1)
 
 
-def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, size: Tensor | None = None) -> Tensor:
     """Rescale the real tokens to standard deviation 1: (x - mean) / sqrt(var + 1e-8), var unbiased.
 
     shift_mean True leaves them with mean 0; False adds the original mean back, so that only the spread changes.
-    For constant input the 1e-8 limits how much the rounding of the mean is amplified: 1e4 times. Input whose own
-    deviation is near 1e-4 or below ends with less than 1 because of it. `groups.standardize` has TRL's 1e-4 instead.
+    Input whose own deviation is near 1e-4 or below ends with less than 1. `groups.standardize` has TRL's 1e-4 instead.
+    What differs by rounding is equal, and all of it gets the mean: a deviation of at most ROUNDING_STEPS steps between
+    neighbouring numbers of magnitude |mean| + size. size: that of the numbers whose difference x is.
 
-    Shapes: x, mask equal; returns that shape, 0 where mask is False. Raises ValueError below two real tokens.
+    Shapes: x, mask equal, size 0-dim; returns the shape of x, 0 where mask is False.
     """
-    mean = masked_mean(x, mask)
-    white = (zero_pads(x, mask) - mean) * torch.rsqrt(masked_var(x, mask) + 1e-8)
+    mean, var = masked_mean(x, mask), masked_var(x, mask)
+    rounding = ROUNDING_STEPS * torch.finfo(mean.dtype).eps * (mean.abs() if size is None else mean.abs() + size)
+    scale = torch.where(var <= rounding**2, 0.0, torch.rsqrt(var + 1e-8))
+    white = (zero_pads(x, mask) - mean) * scale
     return zero_pads(white if shift_mean else white + mean, mask)
 
 
@@ -69,12 +72,12 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """Return the share of the returns' variance that the critic predicts: 1 - Var[R_t - V_t] / Var[R_t].
 
     Variances are over real tokens. 1 is a perfect critic (up to a constant), 0 no better than a constant, below 0
-    worse; NaN when all R_t are equal.
-    Shapes: values, returns, mask equal; returns a detached 0-dim tensor. Raises ValueError without real tokens.
+    worse; NaN when all R_t are equal, and without any.
+    Shapes: values, returns, mask equal; returns a detached 0-dim tensor.
     """
     check_mask(mask, values=values, returns=returns)
     if not mask.any():
-        raise ValueError("mask has no real token")
+        return at_least_float32(returns).new_full((), torch.nan)
     v, r = zero_pads(values.detach(), mask), zero_pads(returns.detach(), mask)
     ev = 1 - masked_var(r - v, mask, unbiased=False) / masked_var(r, mask, unbiased=False)
     constant = r[mask].min() == r[mask].max()  # tested on the returns: the variance of equal numbers may round above 0

@@ -115,11 +115,21 @@ def test_padding_side_and_amount_are_irrelevant(pairs, left, right):
     torch.testing.assert_close(inner, masked.whiten(x, mask), rtol=1e-9, atol=1e-9)
 
 
-def test_equal_tokens_whiten_to_zero():
-    x = torch.full((2, 7), 0.1)
-    mask = torch.ones(2, 7, dtype=torch.bool)
-    assert masked.whiten(x, mask).abs().max() < 1e-3
-    torch.testing.assert_close(masked.whiten(x, mask, shift_mean=False), x, rtol=0, atol=1e-3)
+@pytest.mark.parametrize("count", [2, 3, 1000])
+@pytest.mark.parametrize("size", [0.1, 700.0, 1e6])
+def test_tokens_that_differ_by_rounding_whiten_to_zero(size, count):
+    """Equal ones, whose mean may be rounded, and neighbouring numbers; one per cent more is a signal."""
+    mask = torch.ones(1, count, dtype=torch.bool)
+    equal = torch.full((1, count), size)
+    rounded = torch.where(torch.arange(count) % 2 == 0, equal, equal * (1 + 2 * torch.finfo().eps))
+    for x in (equal, rounded):
+        assert not masked.whiten(x, mask).any()
+        torch.testing.assert_close(masked.whiten(x, mask, shift_mean=False), x, rtol=1e-6, atol=0)
+        apart = x - size  # as an advantage is the difference of large numbers
+        assert not masked.whiten(apart, mask, size=torch.tensor(size)).any()
+    signal = torch.where(torch.arange(count) % 2 == 0, size, 1.01 * size)[None]
+    for x, of in ((signal, None), (signal - size, torch.tensor(size))):
+        assert masked.whiten(x, mask, size=of).std().item() == pytest.approx(1, rel=0.05)
 
 
 FUNCTIONS = {
@@ -191,7 +201,7 @@ def test_reductions_of_bfloat16_are_float32():
     assert masked.masked_mean(mask, mask).item() == 1  # a bool input is a share
 
 
-def test_a_mask_that_does_not_fit_or_leaves_too_little_is_refused():
+def test_a_mask_that_does_not_fit_is_refused_and_one_that_leaves_too_little_leaves_no_spread():
     with pytest.raises(ValueError, match=r"bool.*int64"):
         masked.masked_mean(X, MASK.long())
     for f in (masked.masked_mean, masked.masked_var, masked.whiten):
@@ -202,12 +212,10 @@ def test_a_mask_that_does_not_fit_or_leaves_too_little_is_refused():
     none = torch.zeros_like(MASK)
     assert masked.masked_mean(X, none).item() == 0
     one = torch.tensor([[True, False, False], [False, False, False]])
-    for f in (masked.masked_var, masked.whiten):
-        for too_few in (none, one):
-            with pytest.raises(ValueError, match="two real tokens"):
-                f(X, too_few)
-    assert masked.masked_var(X, one, unbiased=False).item() == 0
+    for too_few in (none, one):
+        assert masked.masked_var(X, too_few).item() == masked.masked_var(X, too_few, unbiased=False).item() == 0
+        assert not masked.whiten(X, too_few).any(), "a number alone has no spread"
+        assert torch.equal(masked.whiten(X, too_few, shift_mean=False), masked.zero_pads(X, too_few))
     with pytest.raises(ValueError, match="returns has shape"):
         masked.explained_variance(X, X[:, :2], MASK)
-    with pytest.raises(ValueError, match="no real token"):
-        masked.explained_variance(X, X, torch.zeros_like(MASK))
+    assert masked.explained_variance(X, X, none).isnan()
