@@ -238,6 +238,13 @@ class TrainingBatch:
     """A rollout and what an update needs of it: fields of a subclass are tensors (B,) or (B, R), or None."""
 
     rollout: Rollout
+    judged: Tensor | None = None  # (B,) bool: which responses count; None: all
+
+    @property
+    def counted(self) -> Tensor:
+        """Return the number (B,) of tokens of each response that counts, on the host; 0 for one that is not judged."""
+        lengths = torch.tensor(self.rollout.lengths.response)
+        return lengths if self.judged is None else lengths * self.judged.cpu()
 
     def rows(self, index: Tensor) -> Self:
         """Return some rows of the batch, as wide as the longest response among them."""

@@ -197,6 +197,7 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
     for name, function in a.details.reward_functions.items():
         same_function = function == functions_of_b.get(name)
         rows += _paired(a, b, f"reward_{name}", partial(_reward, name), comparable=same_function)
+        rows += _figure(a, b, f"reward_{name}_no_verdict")
     rows += _paired(a, b, "score", lambda answer: answer.score, comparable=same_reward_model)
     rows += _overall(a, b)
     return PolicyComparison(
@@ -224,11 +225,12 @@ def _reward(name: str, answer: Answer) -> float | None:
 
 def _values(
     evaluation: PolicyEvaluation, prompts: Iterable[str], value_of: Callable[[Answer], float | None]
-) -> list[list[float]] | None:
-    """Return a value of every answer by prompt, in the order of `prompts`; None if an answer lacks it."""
-    by_prompt = [[value_of(answer) for answer in evaluation.answers[prompt]] for prompt in prompts]
-    known = [[value for value in values if value is not None] for values in by_prompt]
-    return known if [*map(len, known)] == [*map(len, by_prompt)] else None
+) -> list[list[float]]:
+    """Return a value of the answers that have one by prompt, in the order of `prompts`."""
+    return [
+        [value for answer in evaluation.answers[prompt] if (value := value_of(answer)) is not None]
+        for prompt in prompts
+    ]
 
 
 def _paired(
@@ -239,15 +241,17 @@ def _paired(
     *,
     comparable: bool,
 ) -> list[FigureRow]:
-    """Return the means of a value that every answer has, and how often B's answer has more.
+    """Return the means of a value, and how often B's answer has more, over the prompts of which both sides have it.
 
-    Only the means are returned if the values are not `comparable`, and nothing if an answer has no such value. If all
-    values are 0 or 1, wins are left out: their rate would say the same as the difference, with a wider interval.
+    Only the means are returned if the values are not `comparable`, and nothing if no prompt has the value on both
+    sides. If all values are 0 or 1, wins are left out: their rate would say the same as the difference, with a wider
+    interval.
     """
-    of_a, of_b = (_values(side, a.answers, value_of) for side in (a, b))
-    if of_a is None or of_b is None:
+    of_each = zip(*(_values(side, a.answers, value_of) for side in (a, b)), strict=True)
+    judged = [(of_a, of_b) for of_a, of_b in of_each if of_a and of_b]
+    if not judged:
         return []
-    sides = (of_a, of_b)
+    sides = [[pair[side] for pair in judged] for side in (0, 1)]
     means = [[fmean(values) for values in side] for side in sides]
     row = FigureRow(key, fmean(means[0]), fmean(means[1]))
     if not comparable:

@@ -16,9 +16,9 @@ from rlhf.data.normal import says_something
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
 from rlhf.evaluation.best_of_n import PerPrompt, beside_best_of_n, pass_at_k
+from rlhf.evaluation.reward_model import check_scores
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.ensembles import disagreement
-from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
 from rlhf.recipe import Evaluate, PolicyStart, Role
 from rlhf.recipe.seeds import derived_seed
@@ -61,10 +61,10 @@ class PolicySamples:
     lengths: Tensor  # in tokens, EOS included
     ended: Tensor
     kl: float  # nats per token to the reference, from full distributions at every response token
-    scores: Tensor | None  # raw, of the reward model; of RLOO and GRPO the weighted sum of the rewards
+    scores: Tensor | None  # raw, of the reward model, or the weighted sum of the rewards; NaN where it is not judged
     true_rewards: Tensor | None
     samples_per_prompt: int = 1
-    rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name
+    rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name; NaN without a verdict
     other_ends: dict[str, float] = field(default_factory=dict)  # as `Rollout.other_end_rate`
     second_scores: Tensor | None = None  # raw, of the second reward model
     member_scores: Tensor | None = None  # (M, N) of each member of an ensemble of reward models, standardised
@@ -101,18 +101,29 @@ class PolicySamples:
         rows: PerPrompt = numbers.view(-1, self.samples_per_prompt).tolist()
         return rows
 
+    @property
+    def numbers(self) -> dict[str, Tensor]:
+        """Return the numbers (N,) of all that judges responses, by the name of their mean; NaN without a verdict."""
+        return self.judgements | {f"reward_{name}": numbers for name, numbers in self.rewards.items()}
+
+    def no_verdict(self) -> dict[str, float]:
+        """Return the share of responses without a verdict, of each number that some lack."""
+        shares = {f"{name}_no_verdict": x.isnan().float().mean().item() for name, x in self.numbers.items()}
+        return {name: share for name, share in shares.items() if share}
+
     def metrics(self) -> dict[str, float]:
-        """Return the means over all responses; docs/metrics.md has their units."""
+        """Return the means over responses, of what judges them over those with a verdict; docs/metrics.md has units."""
         means: dict[str, float] = {
             "response_length": self.lengths.float().mean().item(),
             "eos_rate": self.ended.float().mean().item(),
             "kl_per_token": self.kl,
             **self.other_ends,
         }
-        means |= {name: numbers.mean().item() for name, numbers in self.judgements.items()}
+        means |= {name: _mean_verdict(numbers) for name, numbers in self.judgements.items()}
         if self.member_scores is not None:
             means["disagreement"] = disagreement(self.member_scores).mean().item()
-        return means | {f"reward_{name}": _mean_verdict(numbers) for name, numbers in self.rewards.items()}
+        means |= {f"reward_{name}": _mean_verdict(numbers) for name, numbers in self.rewards.items()}
+        return means | self.no_verdict()
 
 
 def heldout_sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
@@ -169,6 +180,8 @@ def measure(
             for head, numbers in scores.items():
                 numbers[index] = shared.scores(batch, head)
         distributed.all_sum(*scores.values(), divergence)
+        for numbers in scores.values():
+            check_scores(numbers)
     true_rewards = None
     if with_true_reward:
         prompt_texts = [tokenizer.prompt_text(prompt) for prompt in prompts]
@@ -214,14 +227,19 @@ def exact_kl(shared: SharedBase, role: Role, rollout: Rollout, temperature: floa
 
 
 def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyStart) -> dict[str, float]:
-    """Return a policy's metrics beside those of its start; gains in standard deviations of the start's own samples."""
+    """Return a policy's metrics beside those of its start; gains in standard deviations of the start's own samples.
+
+    Means are over the responses with a verdict; gains and wins over the prompts where both responses have one.
+    """
     metrics = after.metrics() | {f"response_length_{start}": before.metrics()["response_length"]}
     for name, numbers in before.rewards.items():
+        old, new = _both_judged(numbers, after.rewards[name])
         metrics[f"reward_{name}_{start}"] = _mean_verdict(numbers)
-        metrics[f"reward_{name}_gain"] = metrics[f"reward_{name}"] - metrics[f"reward_{name}_{start}"]
+        metrics[f"reward_{name}_gain"] = _mean_verdict(new) - _mean_verdict(old)
     for name, old, new in _judgements(before, after):
-        metrics[f"{name}_{start}"] = old.mean().item()
+        metrics[f"{name}_{start}"] = _mean_verdict(old)
         metrics[f"{name}_gain_sd"] = gain(old, new)
+    metrics |= {f"{name}_{start}": share for name, share in before.no_verdict().items()}
     if before.scores is not None and after.scores is not None:
         metrics |= win_rate(after.scores - before.scores, start, after.samples_per_prompt)
     return metrics
@@ -240,8 +258,12 @@ def _judgements(before: PolicySamples, after: PolicySamples) -> list[tuple[str, 
 
 
 def gain(old: Tensor, new: Tensor) -> float:
-    """Return the mean of `new` (N,) less that of `old` (N,), in sd of `old`; not finite if all of `old` are equal."""
-    return ((new.mean() - old.mean()) / old.std()).item()
+    """Return the mean of `new` (N,) less that of `old` (N,), in sd of `old`; not finite if all of `old` are equal.
+
+    Only pairs with both verdicts count. With fewer than two there is no sd, and the gain is NaN.
+    """
+    old, new = _both_judged(old, new)
+    return ((new.mean() - old.mean()) / old.std()).item() if len(old) > 1 else math.nan
 
 
 def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, float]:
@@ -267,11 +289,14 @@ def further_metrics(
     if before is after:
         return metrics
     if before.scores is not None and after.scores is not None:
-        difference = (after.scores - before.scores).tolist()
-        won = per_prompt_means(torch.tensor(outcomes(difference), dtype=torch.float64), after.samples_per_prompt)
-        length_differences = per_prompt_means((after.lengths - before.lengths).double(), after.samples_per_prompt)
-        controlled = length_controlled_win_rate(won.tolist(), length_differences.tolist())
-        metrics[f"ties_vs_{start}"] = sum(d == 0 for d in difference) / len(difference)
+        difference = after.scores - before.scores
+        judged = ~difference.isnan()
+        length_differences = (after.lengths - before.lengths).double().where(judged, math.nan)
+        controlled = length_controlled_win_rate(
+            per_prompt_means(_won(difference), after.samples_per_prompt).tolist(),
+            per_prompt_means(length_differences, after.samples_per_prompt).tolist(),
+        )
+        metrics[f"ties_vs_{start}"] = int((difference == 0).sum()) / max(1, int(judged.sum()))
         if controlled is not None:
             rate = f"lc_win_rate_vs_{start}"
             metrics |= {rate: controlled.value, f"{rate}_low": controlled.low, f"{rate}_high": controlled.high}
@@ -319,10 +344,12 @@ def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStar
         for name, numbers in after.rewards.items():
             estimates[f"reward_{name}_gain"] = _reward_gain(before.rewards[name], numbers, prompts)
         for name, old, new in _judgements(before, after):
-            estimates[f"{name}_gain_sd"] = gain_in_sd(old.tolist(), new.tolist(), prompts)
+            judged, (of_start, of_policy) = _with_verdict(prompts, old, new)
+            estimates[f"{name}_gain_sd"] = gain_in_sd(of_start, of_policy, judged)
         if before.scores is not None and after.scores is not None:
-            won = outcomes((after.scores - before.scores).tolist())
-            estimates[f"win_rate_vs_{start}"] = clustered_share(won, prompts)
+            judged, (differences,) = _with_verdict(prompts, after.scores - before.scores)
+            if differences:
+                estimates[f"win_rate_vs_{start}"] = clustered_share(outcomes(differences), judged)
     return _ends(estimates)
 
 
@@ -337,8 +364,14 @@ def _ends(estimates: Mapping[str, Estimate | None]) -> dict[str, float]:
 
 
 def _mean_verdict(numbers: Tensor) -> float:
-    """Return the mean of a function's rewards, without those that are NaN for want of a verdict; 0 without any."""
-    return masked_mean(numbers, ~numbers.isnan()).item()
+    """Return the mean of numbers, without those that are NaN for want of a verdict; NaN without any."""
+    return numbers[~numbers.isnan()].mean().item()
+
+
+def _both_judged(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the pairs in which both have a verdict."""
+    judged = ~(old.isnan() | new.isnan())
+    return old[judged], new[judged]
 
 
 def _with_verdict(prompts: Sequence[int], *sides: Tensor) -> tuple[list[int], list[list[float]]]:
@@ -364,22 +397,27 @@ def _reward_gain(before: Tensor, after: Tensor, prompts: Sequence[int]) -> Estim
 
 
 def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:
-    """Return means (prompts,) of per-response values (N,).
+    """Return means (prompts,) of per-response values (N,) that are not NaN, of the prompts that have any.
 
     Responses to one prompt are not independent observations.
     """
-    return values.view(-1, samples_per_prompt).mean(1)
+    means = values.view(-1, samples_per_prompt).nanmean(1)
+    return means[~means.isnan()]
+
+
+def _won(differences: Tensor) -> Tensor:
+    """Return 1, 0 or 0.5 (N,) for wins, losses and ties by differences (N,), and NaN for those that are NaN."""
+    return torch.tensor(outcomes(differences.tolist()), dtype=torch.float64).where(~differences.isnan(), math.nan)
 
 
 def win_rate(differences: Tensor, start: PolicyStart, samples_per_prompt: int = 1) -> dict[str, float]:
     """Return the share of responses with the higher score, and the half-width of its 95 % interval (normal).
 
-    Ties count half. Several responses to a prompt count as one observation, their mean. With one prompt the half-width
-    is NaN.
+    Ties count half, and differences that are NaN not at all. Several responses to a prompt count as one observation,
+    their mean. With one prompt the half-width is NaN, and without any the share too.
     """
-    won = torch.tensor(outcomes(differences.tolist()), dtype=torch.float64)
-    wins = per_prompt_means(won, samples_per_prompt)
-    return {  # with 1.96, not stats.Z95: released recipes log this number
-        f"win_rate_vs_{start}": wins.mean().item(),
-        f"win_rate_vs_{start}_ci95": 1.96 * wins.std().item() / math.sqrt(len(wins)),
-    }
+    wins = per_prompt_means(_won(differences), samples_per_prompt)
+    half_width = math.nan
+    if len(wins) > 1:  # with 1.96, not stats.Z95: released recipes log this number
+        half_width = 1.96 * wins.std().item() / math.sqrt(len(wins))
+    return {f"win_rate_vs_{start}": wins.mean().item(), f"win_rate_vs_{start}_ci95": half_width}

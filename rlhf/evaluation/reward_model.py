@@ -68,6 +68,12 @@ def scales_of(rm_dir: Path, count: int) -> tuple[tuple[float, ...], tuple[float,
     return tuple(means), tuple(sds)
 
 
+def check_scores(scores: torch.Tensor) -> None:
+    """Raise UserError unless the scores of a reward model are all finite. NaN stands for no verdict, which it has."""
+    if not scores.cpu().isfinite().all():
+        raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")
+
+
 def member_scores_of(
     shared: SharedBase, answers: list[Encoded], pad_id: int, batch_size: int, roles: Sequence[ScoreRole]
 ) -> torch.Tensor:

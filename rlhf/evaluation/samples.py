@@ -46,13 +46,18 @@ def sample_rows(
 def _answer(policy: PolicySamples, i: int) -> JsonObject:
     """Return an answer of a policy with all that judges it."""
     answer: JsonObject = {"response": policy.texts[i]}
-    answer |= {name: numbers[i].item() for name, numbers in policy.judgements.items()}
+    answer |= _given(policy.judgements, i)
     if policy.member_scores is not None:
         answer["member_scores"] = policy.member_scores[:, i].tolist()
     if policy.rewards:
-        given = {reward: values[i].item() for reward, values in policy.rewards.items()}
-        answer["rewards"] = {reward: number for reward, number in given.items() if not math.isnan(number)}
+        answer["rewards"] = _given(policy.rewards, i)
     return answer
+
+
+def _given(by_name: Mapping[str, Tensor], i: int) -> dict[str, float]:
+    """Return the numbers of an answer by name, of those that have a verdict on it."""
+    given = {name: numbers[i].item() for name, numbers in by_name.items()}
+    return {name: number for name, number in given.items() if not math.isnan(number)}
 
 
 def expected_answers(corpus: Corpus) -> dict[Prompt, str]:
@@ -108,7 +113,7 @@ def _example(prompt: Prompt, samples: Mapping[LabelT, PolicySamples], i: int, ju
     question = next((message.content for message in reversed(prompt) if message.role == "user"), prompt[-1].content)
     shown = {}
     for name, policy in samples.items():
-        numbers = _judged(policy).get(judgement or "")
-        number = "" if judgement is None or numbers is None else f" ({_words(judgement)} {numbers[i].item():.2f})"
+        given = _given(_judged(policy), i).get(judgement or "")
+        number = "" if judgement is None or given is None else f" ({_words(judgement)} {given:.2f})"
         shown[name + number] = policy.texts[i]
     return Example(question, shown)

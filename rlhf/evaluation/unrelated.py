@@ -36,23 +36,25 @@ def task_name(task: UnrelatedTask) -> str:
 def changes(start: Mapping[str, PerPrompt], policy: Mapping[str, PerPrompt]) -> list[Change]:
     """Return the change of each task from the rewards of the repeats by prompt, for the same prompts on both sides.
 
+    A prompt counts where each side has two repeats with a verdict; a task without such a prompt has no change.
     The change is the difference of the means over prompts. The noise is z·√(V_start + V_policy), with V = Σ s²/r / n²
     for the variance s² between the r repeats of each of n prompts: it is that of sampling again, and not of other
     prompts.
     """
-    return [
-        Change(
-            task,
-            mean_of(policy[task]) - mean_of(before),
-            Z95 * math.sqrt(_variance_of_mean(before) + _variance_of_mean(policy[task])),
-        )
-        for task, before in start.items()
-    ]
+    found = []
+    for task, of_start in start.items():
+        judged = [(a, b) for a, b in zip(of_start, policy[task], strict=True) if len(a) > 1 and len(b) > 1]
+        if judged:
+            before, after = ([pair[side] for pair in judged] for side in (0, 1))
+            noise = Z95 * math.sqrt(_variance_of_mean(before) + _variance_of_mean(after))
+            found.append(Change(task, mean_of(after) - mean_of(before), noise))
+    return found
 
 
 def mean_of(repeats: PerPrompt) -> float:
-    """Return the mean reward of a task over its prompts."""
-    return fmean(map(fmean, repeats))
+    """Return the mean reward of a task over its prompts, those with a verdict; NaN without any."""
+    means = [fmean(rewards) for rewards in repeats if rewards]
+    return fmean(means) if means else math.nan
 
 
 def _variance_of_mean(repeats: PerPrompt) -> float:
@@ -64,6 +66,9 @@ def metrics_of(
 ) -> dict[str, float]:
     """Return the metrics of a policy, given the rewards by policy and task: means, and changes of what learned."""
     metrics = {f"{MEAN}{task}": mean_of(repeats) for task, repeats in rewards[label].items()}
+    for task, repeats in rewards[label].items():
+        if unjudged := 1 - fmean(map(len, repeats)) / ANSWERS_EACH:
+            metrics[f"{MEAN}{task}_no_verdict"] = unjudged
     for found in changes(rewards[start], rewards[label]) if label not in ("base", start) else ():
         metrics |= {f"{CHANGE}{found.task}": found.change, f"{NOISE}{found.task}": found.noise}
     return metrics

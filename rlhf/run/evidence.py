@@ -87,7 +87,8 @@ class Gain(NamedTuple):
     """A metric of the answers of the start and of the trained policy, and the gain with the ends of its 95 % interval.
 
     `unit` is that of the gain; "" is the metric's own. Without an interval `low` and `high` are None. `prompts` is None
-    where a record does not say of how many the figures are. `key` is the metric's name in records.
+    where a record does not say of how many the figures are. `key` is the metric's name in records. `no_verdict` are the
+    shares of the start's and the policy's answers that have none; they are in no figure.
     """
 
     stage: StageName
@@ -101,6 +102,7 @@ class Gain(NamedTuple):
     origin: PolicyStart = SFT
     prompts: int | None = None
     key: str = ""
+    no_verdict: tuple[float, float] = (0.0, 0.0)
 
     @property
     def interval(self) -> Ends | None:
@@ -136,6 +138,9 @@ class Gain(NamedTuple):
         text = f"{self.value:+.2f}{self.unit and ' '}{self.unit}"
         if self.interval is not None:
             text += f" (95 %: {self.interval[0]:+.2f} to {self.interval[1]:+.2f})"
+        if any(self.no_verdict):
+            before, after = (f"{100 * share:.3g} %" for share in self.no_verdict)
+            text += f" of answers with a verdict ({before} before and {after} after have none)"
         text += f"{of_prompts(self.prompts)}: {self.verdict}"
         return text if self.verdict != NOT_KNOWN else f"{text}; {way_to_know(self.value, self.interval, self.prompts)}"
 
@@ -178,5 +183,8 @@ def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, 
         if start is not None and end is not None and value is not None:
             title = name.removeprefix("reward_").replace("_", " ")
             number = None if prompts is None else int(prompts)
-            return Gain(stage, title, start, end, value, low, high, SD * key.endswith("_sd"), origin, number, name)
+            of_start = start_key.format(origin=origin, name=f"{name}_no_verdict")
+            shares = metrics.get(of_start) or 0.0, metrics.get(f"{prefix}{name}_no_verdict") or 0.0
+            unit = SD * key.endswith("_sd")
+            return Gain(stage, title, start, end, value, low, high, unit, origin, number, name, shares)
     return None

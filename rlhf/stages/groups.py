@@ -43,7 +43,7 @@ from rlhf.recipe import MODEL_REWARD, GroupOptions, StageName
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.captured import Weighted, weighted
-from rlhf.stages.online.reward_sum import ByName, RewardSum, mean_rewards, without_verdict
+from rlhf.stages.online.reward_sum import ByName, RewardSum, mean_judged, mean_rewards
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session, begin
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState
@@ -59,7 +59,7 @@ class ScoredRollout:
     by_name: ByName  # raw rewards
     scores: Tensor  # the weighted sum of the raw rewards
     shaped_scores: Tensor  # the weighted sum with the model's score normalised and clipped, minus penalties
-    judged: Tensor  # bool: False where no reward has a verdict; such scores do not count
+    judged: Tensor  # bool: False where a reward has no verdict; such scores are NaN and do not count
     disagreement: Tensor | None = None  # between the members of an ensemble of reward models
 
     def keep_and_add(self, rows: Tensor, more: "ScoredRollout") -> "ScoredRollout":
@@ -193,7 +193,8 @@ def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, 
         shaped = shape_scores(raw, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
         by_name = by_name | {MODEL_REWARD: shaped}
     if options.normalizes_each:
-        by_name = {name: learner.relative_in_group(raw) for name, raw in by_name.items()}
+        judged = reward_sum.judged(by_name)
+        by_name = {name: learner.relative_in_group(raw, judged) for name, raw in by_name.items()}
     total = reward_sum.total(by_name) - (options.missing_eos_penalty or 0.0) * ~ended
     if options.overlong_buffer is None:
         return total
@@ -216,6 +217,7 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
         rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
     return Batch(
         rollout=rollout,
+        judged=None if scored.judged.all() else scored.judged.to(shared.device),
         old_logp=old_logp,
         sampling_weights=weights,
         over_cap=over_cap,
@@ -259,9 +261,9 @@ class Learner:
         raw, shaped = (has_signal(self.grouped(x), judged) for x in (scored.scores, scored.shaped_scores))
         return raw & shaped
 
-    def relative_in_group(self, raw: Tensor) -> Tensor:
-        """Return one reward (B,) normalised in its groups; 0 for responses on which it has no verdict."""
-        return group_relative(self.grouped(raw), "group", self.grouped(~without_verdict(raw))).flatten()
+    def relative_in_group(self, raw: Tensor, judged: Tensor) -> Tensor:
+        """Return one reward (B,) normalised in its groups; 0 for responses that are not judged."""
+        return group_relative(self.grouped(raw), "group", self.grouped(judged)).flatten()
 
     def advantages(self, rewards: Tensor, judged: Tensor) -> Tensor:
         """Return the advantage (B,) of each response; 0 for those without a verdict."""
@@ -351,10 +353,13 @@ def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict
     rollout = batch.rollout
     mask, judged = rollout.mask, scored.judged
     groups, judged_groups = learner.grouped(scored.shaped_scores), learner.grouped(judged)
+    numbers = {
+        "objective/scores": (scored.scores, judged),
+        "objective/scores_shaped": (scored.shaped_scores, judged),
+        "objective/rlhf_reward": (batch.rewards, judged.to(batch.rewards.device)),
+    }
     metrics = {
-        "objective/scores": masked_mean(scored.scores, judged),
-        "objective/scores_shaped": masked_mean(scored.shaped_scores, judged),
-        "objective/rlhf_reward": masked_mean(batch.rewards, judged.to(batch.rewards.device)),
+        **mean_judged(numbers),
         **mean_rewards(scored.by_name),
         "groups/reward_sd": group_sd(groups, judged_groups).mean(),
         "groups/no_signal": (~has_signal(groups, judged_groups)).float().mean(),

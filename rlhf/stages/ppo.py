@@ -9,16 +9,17 @@
 
 Policy, reference and reward model are adapters on one frozen base (rlhf/models/shared_base.py). The critic is a fourth,
 which starts as the reward model's, or where there is none as the policy's with a head of zeros; or it is a head on the
-policy's hidden states (`value_model`). A response without any verdict is left out of the batch. A micro-batch's loss is
-a mean over its response tokens, times its share of the minibatch's tokens: the micro-batch size and the number of ranks
-change the result by rounding only. `TrainState` (rlhf/stages/online/train_state.py) draws the minibatches, clips
-the gradients and steps the optimizer.
+policy's hidden states (`value_model`). A response that is not judged counts in no advantage, loss or mean of scores. A
+micro-batch's loss is a mean over its response tokens that count, times its share of the minibatch's: the micro-batch
+size and the number of ranks change the result by rounding only. `TrainState` (rlhf/stages/online/train_state.py) draws
+the minibatches, clips the gradients and steps the optimizer.
 
 Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
 sources and what each is worth; docs/metrics.md explains every logged key; tests/oracle/test_ppo_step.py computes a
 whole step independently.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,20 +27,18 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.data.batch import Rollout, TrainingBatch, on_device
-from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.gae import gae
 from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
-from rlhf.objectives.masked import explained_variance, masked_mean, whiten
+from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
-from rlhf.process import distributed
 from rlhf.recipe import Ppo
 from rlhf.rollout.decoding import ValueFn
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.captured import Weighted, weighted
-from rlhf.stages.online.reward_sum import FunctionRewards, mean_rewards
+from rlhf.stages.online.reward_sum import FunctionRewards, mean_judged, mean_rewards, without_verdict
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import begin
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState
@@ -58,13 +57,24 @@ class Batch(TrainingBatch):
     over_cap: Tensor | None  # bool: whether the ratio behind that weight exceeds the cap
     ref_logp: Tensor  # under the reference
     values: Tensor  # the critic's, before the update
-    scores: Tensor  # (B,) raw: the reward model's, or the weighted sum of the rewards
+    scores: Tensor  # (B,) raw: the reward model's, or the weighted sum of the rewards; NaN where it is not judged
     disagreement: Tensor | None  # (B,) between the members of an ensemble of reward models
-    shaped_scores: Tensor  # (B,) as they enter the rewards
+    shaped_scores: Tensor  # (B,) as they enter the rewards; 0 where the response is not judged
     kl: Tensor  # from the reference, in nats
     rewards: Tensor
     advantages: Tensor
     returns: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """Return the bool mask (B, R) of the tokens that count: those of judged responses."""
+        return self.rollout.mask if self.judged is None else self.rollout.mask & self.judged[:, None]
+
+    @property
+    def token_counts(self) -> Tensor:
+        """Return the number (B,) of the tokens of each response that count, on the device."""
+        lengths = self.rollout.response_length
+        return lengths if self.judged is None else lengths * self.judged
 
     @property
     def kl_per_token(self) -> Tensor:
@@ -92,7 +102,7 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
                 rollout = session.sample_step(step, learner.sampling_value_fn)  # 1
             with session.phase("score"):
                 rewards = session.function_rewards(step, rollout)  # 2
-                batch = make_batch(learner, *with_verdict(rollout, rewards))  # 2, 3, 4
+                batch = make_batch(learner, rollout, None if rewards is None else rewards.total)  # 2, 3, 4
             metrics = batch_metrics(batch, learner) | reward_metrics(rewards)
             with session.phase("update"):
                 metrics |= learner.update(batch)  # 5
@@ -104,33 +114,17 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
 # -- 2 score, 3 reward, 4 advantage ------------------------------------------------------------------------------------
 
 
-def with_verdict(rollout: Rollout, rewards: FunctionRewards | None) -> tuple[Rollout, Tensor | None]:
-    """Return the responses that have a verdict, with what functions add to the score of each (B,); None without any.
-
-    Raises UserError where no response has one, and for one that has none where several processes share a batch.
-    """
-    if rewards is None:
-        return rollout, None
-    judged = rewards.judged.nonzero().squeeze(1)
-    missing = len(rewards.judged) - len(judged)
-    if not len(judged):
-        raise UserError(f"ppo: no reward has a verdict on any of the {missing} responses of a step")
-    if missing and distributed.world() > 1:
-        raise UserError(
-            f"ppo: {missing} responses of a step have no verdict, and each of several processes needs as many rows: "
-            "give every response a number, or run with hardware.count: 1"
-        )
-    device = rollout.ids.device
-    return (rollout.rows(judged) if missing else rollout), rewards.total[judged].to(device)
-
-
 @torch.no_grad()
 def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None = None) -> Batch:
     """Do steps 2 to 4. Every (B, R) tensor of the result is 0 after the end of a response.
 
-    `of_functions`: what reward functions add to the score of each response (B,); None where a recipe names none.
+    `of_functions`: what reward functions add to the score of each response (B,), NaN where it is not judged; None where
+    a recipe names none.
     """
-    shared, options, mask = learner.shared, learner.options, rollout.mask
+    shared, options = learner.shared, learner.options
+    judged = None if of_functions is None else ~without_verdict(of_functions)
+    judged = None if judged is None or judged.all() else judged.to(shared.device)
+    mask = rollout.mask if judged is None else rollout.mask & judged[:, None]
 
     # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
     rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
@@ -138,19 +132,22 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     weights, over_cap = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
     scores, shaped_scores, disagreement = _scores(learner, rollout, of_functions)
+    if judged is not None:
+        shaped_scores = zero_pads(shaped_scores, judged)
 
     # 3 reward. `reward_kl_coef` is 0 with `kl_penalty: loss`.
     kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
-    rewards = shape_rewards(kl, shaped_scores, mask, learner.state.reward_kl_coef)
+    rewards = shape_rewards(kl, shaped_scores, rollout.mask, learner.state.reward_kl_coef)
     if options.whiten_rewards:
         rewards = whiten(rewards, mask, shift_mean=False)
 
     # 4 advantage
     advantages, returns = gae(rewards, values, mask, options.gamma, options.lam)
     if options.whiten_advantages:
-        advantages = whiten(advantages, mask)
+        advantages = whiten(advantages, mask, size=torch.linalg.vector_norm(returns, math.inf))
     return Batch(
         rollout=rollout,
+        judged=judged,
         old_logp=old_logp,
         sampling_weights=weights,
         over_cap=over_cap,
@@ -181,7 +178,8 @@ def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -
         )
         scores, shaped = options.model_weight * raw, options.model_weight * of_model
     if of_functions is not None:
-        scores, shaped = scores + of_functions, shaped + of_functions
+        added = of_functions.to(scores.device)
+        scores, shaped = scores + added, shaped + added
     return scores, shaped - (options.missing_eos_penalty or 0.0) * ~rollout.ended, disagreement
 
 
@@ -244,7 +242,7 @@ class Learner:
 
         All of the policy's micro-batches come first, then the critic's: switching roles in each would be slow.
         """
-        token_count = batch.rollout.response_length[on_device(mini_rows, self.shared.device)].sum()
+        token_count = batch.token_counts[on_device(mini_rows, self.shared.device)].sum()
         parts = []
         with self.shared.role("policy"):
             for rows in self.state.micro_batches(batch.rollout, mini_rows):
@@ -262,7 +260,7 @@ class Learner:
         `token_count` is that of the minibatch. Return the statistics, which are means over the tokens of the
         micro-batch, times its share of these tokens. Unless the policy `learns`, the value head alone gets a gradient.
         """
-        share = micro.rollout.response_length.sum() / token_count
+        share = micro.token_counts.sum() / token_count
         with torch.set_grad_enabled(learns):
             hidden = self.shared.response_hidden(micro.rollout)
             loss, stats = self._policy_loss(micro, hidden)
@@ -278,14 +276,14 @@ class Learner:
 
         Return the statistics, weighted as those of the policy.
         """
-        share = micro.rollout.response_length.sum() / token_count
+        share = micro.token_counts.sum() / token_count
         value_loss, stats = self._value_loss(micro, self.shared.response_hidden(micro.rollout))
         (self.options.vf_coef * value_loss * share).backward()
         return weighted(stats, share)
 
     def _policy_loss(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them, and statistics."""
-        options, mask = self.options, micro.rollout.mask
+        options, mask = self.options, micro.mask
         logp, entropy = self.shared.logprobs_and_entropies(
             hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
         )
@@ -311,9 +309,7 @@ class Learner:
     def _value_loss(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss of the critic's values, and statistics."""
         values = self.shared.values(hidden)
-        loss, clipfrac = ppo_value_loss(
-            values, micro.values, micro.returns, micro.rollout.mask, self.options.cliprange_value
-        )
+        loss, clipfrac = ppo_value_loss(values, micro.values, micro.returns, micro.mask, self.options.cliprange_value)
         return loss, {"loss/value_avg": loss, "val/clipfrac_avg": clipfrac}
 
 
@@ -322,17 +318,18 @@ class Learner:
 
 def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.md explains each key."""
-    mask = batch.rollout.mask
     kl_per_response = batch.kl.sum(1)
+    judged = torch.ones_like(batch.scores, dtype=torch.bool) if batch.judged is None else batch.judged
+    explained = explained_variance(batch.values, batch.returns, batch.mask)
     metrics = {
         "objective/kl": kl_per_response.mean(),
         "objective/kl_per_token": batch.kl_per_token,
-        "objective/scores": batch.scores.mean(),
-        "objective/scores_shaped": batch.shaped_scores.mean(),
+        **mean_judged({"objective/scores": (batch.scores, judged)}),
+        **mean_judged({"objective/scores_shaped": (batch.shaped_scores, judged)}),
         "objective/non_score_reward": -learner.state.reward_kl_coef * kl_per_response.mean(),
-        "objective/rlhf_reward": batch.rewards.sum(1).mean(),
-        "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),
-        "val/explained_variance": explained_variance(batch.values, batch.returns, mask),
+        **mean_judged({"objective/rlhf_reward": (batch.rewards.sum(1), judged)}),
+        "policy/entropy_estimate": -masked_mean(batch.old_logp, batch.rollout.mask),
+        **({} if explained.isnan() else {"val/explained_variance": explained}),
         "response/length": batch.rollout.response_length.float().mean(),
         "response/eos_rate": batch.rollout.ended.float().mean(),
         **role_passes.sampling_mismatch(batch.rollout, batch.old_logp, batch.sampling_weights, batch.over_cap),

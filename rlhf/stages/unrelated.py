@@ -1,5 +1,6 @@
 """Checked tasks that no stage trains, of `evaluate.unrelated`: their prompts, and the rewards of policies' answers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def load(recipe: Recipe, tokenizer: DialogueTokenizer, folder: Path, device: tor
 def rewards_of(
     tasks: Sequence[CheckedTask], shared: SharedBase, role: Role, tokenizer: DialogueTokenizer, recipe: Recipe
 ) -> dict[str, PerPrompt]:
-    """Return the rewards of a role's answers by task, ANSWERS_EACH for each prompt; 0 stands for no verdict."""
+    """Return the rewards of a role's answers by task, of ANSWERS_EACH for each prompt those with a verdict."""
     rewards = {}
     for task in tasks:
         samples = measure(
@@ -87,7 +88,8 @@ def rewards_of(
             samples_per_prompt=ANSWERS_EACH,
             reward_fn=_judge(task, tokenizer, recipe.seed),
         )
-        rewards[task.name] = samples.by_prompt(samples.rewards[task.name])
+        repeats = samples.by_prompt(samples.rewards[task.name])
+        rewards[task.name] = [[number for number in row if not math.isnan(number)] for row in repeats]
     return rewards
 
 
@@ -101,6 +103,6 @@ def _judge(task: CheckedTask, tokenizer: DialogueTokenizer, seed: int) -> Evalua
         answers = [task.right_answers.get(prompt) for prompt in prompts]
         messages = [json_messages(prompt) for prompt in prompts]
         numbers = task.function(written, texts, answers, ids, seed, messages)
-        return {task.name: torch.tensor([number or 0.0 for number in numbers])}, scores
+        return {task.name: torch.tensor([math.nan if number is None else number for number in numbers])}, scores
 
     return judged

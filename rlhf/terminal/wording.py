@@ -29,11 +29,12 @@ SHOWN = {  # phrases of keys that say little by themselves
     "bleu": "BLEU",
     "logprob": "log-probability",
     "vocab_size": "tokens of the vocabulary",
+    "no_verdict": ", share without a verdict",
 }
 PHRASES = re.compile(rf"(?<![^_])(?:{'|'.join(sorted(SHOWN, key=len, reverse=True))})(?![^_])")
 NAMED = re.compile(
     r"(?P<kind>reward|change_of_unrelated|noise_of_unrelated|unrelated)_(?!good$|bad$)(?P<name>.+?)"
-    r"(?P<rest>(?:_pass_at_\d+|_gain|_sft|_base)?(?:_low|_high)?)"
+    r"(?P<rest>(?:_no_verdict)?(?:_pass_at_\d+|_gain|_sft|_base)?(?:_low|_high)?)"
 )
 
 

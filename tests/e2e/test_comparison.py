@@ -146,6 +146,25 @@ def test_rewards_that_are_no_shares_have_wins(tmp_path):
     assert rows["win_rate_by_reward_length"]["b"] == 0.5
 
 
+def test_prompts_that_one_side_has_no_verdict_on_are_compared_with_nothing(tmp_path):
+    """A judged p0, p1 and p3, B p1, p2 and p3: both judged p1 and p3."""
+    given: dict[str, list[dict[str, float]]] = {
+        "a": [{"judge": 0.9}, {"judge": 0.5}, {}, {"judge": 0.2}],
+        "b": [{}, {"judge": 0.6}, {"judge": 0.1}, {"judge": 0.1}],
+    }
+    a, b = (
+        a_run(
+            tmp_path / name,
+            [(f"p{i}", [{"response": "x", "rewards": rewards}]) for i, rewards in enumerate(given[name])],
+            details={"reward_functions": {"judge": "judge(…)"}},
+        )
+        for name in "ab"
+    )
+    rows = compared(a, b)
+    assert [rows["reward_judge"][side] for side in "ab"] == pytest.approx([0.35, 0.35])
+    assert rows["win_rate_by_reward_judge"]["b"] == 0.5
+
+
 def test_equal_answers_differ_by_nothing_without_an_interval(tmp_path):
     a, b = (a_run(tmp_path / name, [(f"p{i}", [says(i)]) for i in range(4)]) for name in "ab")
     score = compared(a, b)["score"]

@@ -2,6 +2,7 @@
 
 import itertools
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.rows import Message
+from rlhf.errors import UserError
+from rlhf.evaluation.policies import PolicySamples
 from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.kl import adapt
 from rlhf.recipe import Ppo
@@ -143,6 +146,16 @@ def test_a_group_without_gradient_is_not_informative(run):
     shaped = raw - torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0])
     parts = {"scores": raw, "shaped_scores": shaped, "judged": torch.ones(8, dtype=torch.bool)}
     assert learner.is_informative(cast(ScoredRollout, SimpleNamespace(**parts))).tolist() == [False, True]
+
+
+def test_a_start_of_which_nothing_is_judged_is_refused():
+    """Such as functions of two tasks in one sum, each without a verdict on the other's answers."""
+    samples = replace(PolicySamples.unjudged(["a", "b"]), scores=torch.full((2,), torch.nan))
+    samples = replace(samples, rewards={"sums": torch.tensor([1.0, torch.nan]), "code": torch.tensor([torch.nan, 0.0])})
+    parts = {"evaluate": lambda role: samples, "run": SimpleNamespace(stage="grpo")}
+    parts |= {"recipe": SimpleNamespace(start="sft")}
+    with pytest.raises(UserError, match=r"^grpo: none of 2 held-out answers of sft has .*reward \(sums 1, code 1\)"):
+        Session.measure_reference(cast(Session, SimpleNamespace(**parts)))
 
 
 def test_each_attempt_draws_other_prompts(tokenizer, run):

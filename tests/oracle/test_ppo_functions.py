@@ -181,23 +181,64 @@ def test_with_the_reward_model_the_critic_starts_as_its_part_of_the_score(traine
         assert learner.shared.values(hidden[:, None])[:, 0].tolist() == pytest.approx(scores.tolist(), abs=1e-4)
 
 
-def test_a_response_without_verdict_is_left_out(rollout):
-    """The others are the batch, as if it had never been sampled; without any verdict there is nothing to learn."""
+@pytest.mark.parametrize("kind", ["adapter", "head"])
+@pytest.mark.parametrize(
+    "changes",
+    [BOTH, {**ALONE, "kl_penalty": "loss", "kl_estimator": "k3", "whiten_rewards": True, "entropy_coef": 0.1}],
+)
+def test_a_response_that_is_not_judged_counts_as_one_that_was_never_sampled(trained, rollout, kind, changes):
+    """In the update of policy and critic, also where a micro-batch or a whole minibatch has no other."""
     judged = torch.tensor([True, False, True, True, False, True, True, True])
-    rewards = FunctionRewards({}, torch.tensor(GIVEN), judged)
-    kept, given = ppo.with_verdict(rollout, rewards)
-    assert not_none(given).tolist() == [number for number, known in zip(GIVEN, judged, strict=True) if known]
-    assert kept.response_length.tolist() == [n for n, known in zip(LENGTHS, judged, strict=True) if known]
-    whole, given = ppo.with_verdict(rollout, rewards._replace(judged=torch.ones(8, dtype=torch.bool)))
-    assert whole is rollout and not_none(given).tolist() == GIVEN
-    assert ppo.with_verdict(rollout, None) == (rollout, None)
-    with pytest.raises(UserError, match="no reward has a verdict on any of the 8 responses"):
-        ppo.with_verdict(rollout, rewards._replace(judged=torch.zeros(8, dtype=torch.bool)))
+    numbers = torch.tensor(GIVEN)
+    stats, gradients = [], []
+    for rows, given in (
+        (rollout, numbers.where(judged, math.nan)),
+        (rollout.rows(judged.nonzero().squeeze(1)), numbers[judged]),
+    ):
+        learner = new_learner(trained, options(value_model=kind, per_device_train_batch_size=1, **changes))
+        batch = ppo.make_batch(learner, rows, given)
+        stats.append(ppo.batch_metrics(batch, learner) | learner._add_gradients(batch, torch.arange(len(given))))
+        gradients.append(torch.cat([not_none(p.grad).flatten() for p in learner.state.all_parameters]))
+    of_judged = {key for key in stats[1] if key.startswith(("objective/scores", "objective/rlhf", "val/", "loss/"))}
+    assert len(of_judged) >= 7
+    for key in of_judged:
+        assert stats[0][key] == pytest.approx(stats[1][key], rel=1e-3, abs=1e-5), key
+    assert gradients[1].abs().max() > 1e-3
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-4 * gradients[1].abs().max().item())
+
+
+def parameters_after(trained: Any, rollout: Rollout, numbers: torch.Tensor, **changes: Any) -> tuple[Any, float]:
+    """What an update logs, and the largest change of a parameter."""
+    learner = new_learner(trained, options(**ALONE, **changes))
+    before = [p.detach().clone() for p in learner.state.all_parameters]
+    batch = ppo.make_batch(learner, rollout, numbers)
+    stats = ppo.batch_metrics(batch, learner) | learner.update(batch)
+    after = learner.state.all_parameters
+    return stats, max((a - b).abs().max().item() for a, b in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("judged", [[], [LENGTHS.index(min(LENGTHS))]])
+def test_too_few_verdicts_take_no_step(trained, rollout, judged, capsys):
+    """None at all, and one of a response with a single token."""
+    assert min(LENGTHS) == 1
+    numbers = torch.full((8,), math.nan)
+    numbers[judged] = 1.0
+    stats, moved = parameters_after(trained, rollout, numbers, num_mini_batches=4)
+    assert (stats["update/optimizer_steps"], moved) == (0, 0)
+    assert all(math.isfinite(x) for x in stats.values())
+    assert f"no update in step 1: {len(judged)} of 8 responses are judged" in capsys.readouterr().err
+
+
+def test_a_minibatch_without_a_verdict_takes_no_step(trained, rollout):
+    numbers = torch.full((8,), math.nan)
+    numbers[LENGTHS.index(max(LENGTHS))] = 1.0
+    stats, moved = parameters_after(trained, rollout, numbers, num_mini_batches=4, num_ppo_epochs=2)
+    assert stats["update/optimizer_steps"] == 2 and moved > 0, "of eight minibatches, one in each pass"
 
 
 def test_metrics_have_each_function_and_the_share_without_verdict():
     by_name = {"mine": torch.tensor([1.0, math.nan, 0.0, math.nan])}
-    rewards = FunctionRewards(by_name, torch.zeros(4), torch.tensor([True, False, True, True]))
+    rewards = FunctionRewards(by_name, torch.tensor([0.0, math.nan, 0.0, 0.0]))
     assert ppo.reward_metrics(rewards) == {"rewards/mine": 0.5, "objective/no_verdict": 0.25}
     assert ppo.reward_metrics(None) == {}
 

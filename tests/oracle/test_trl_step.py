@@ -26,9 +26,10 @@ from tests.helpers import grouped, not_none
 from tests.invariants.group_learner import CPU, new_learner
 from tests.rollouts import grouped_rollout
 
-# Response 1 has no verdict at all, 2 and 6 have one of two, and the scales differ.
+# Responses 1, 2 and 6 are not judged, and the scales differ. Here one missing verdict is enough; TRL adds the others.
 FIRST = [0.5, None, None, 1.0, 0.0, 1.0, 1.0, 0.0]
 SECOND = [30.0, None, 10.0, 25.0, -5.0, 40.0, None, 12.0]
+UNJUDGED = (1, 2, 6)
 REWARDS = ("tests.oracle.test_trl_step:first", "tests.oracle.test_trl_step:second")
 WEIGHTS = (1.0, 0.02)
 
@@ -51,6 +52,15 @@ def rollout(run) -> Rollout:
     """Two prompts with four made-up responses each, of many lengths."""
     generator = torch.Generator().manual_seed(3)
     return grouped_rollout(load_tokenizer(run.base), generator)
+
+
+def of_judged(function: Any) -> Any:
+    """A function as TRL gets it: without a verdict wherever one is missing."""
+
+    def reward(**given: Any) -> list[float | None]:
+        return [None if i in UNJUDGED else number for i, number in enumerate(function(**given))]
+
+    return reward
 
 
 class GivenResponses(GRPOTrainer):
@@ -89,7 +99,9 @@ def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **opti
     )
     tokenizer = load_tokenizer(run.base).hf
     rows = Dataset.from_list([{"prompt": "a"}] * 8)
-    trainer = kind(model, [first, second], args=config, train_dataset=rows, processing_class=tokenizer)
+    trainer = kind(
+        model, [of_judged(first), of_judged(second)], args=config, train_dataset=rows, processing_class=tokenizer
+    )
     trainer.use_vllm = corrected is not None
     trainer.current_gradient_accumulation_steps = 1
     trained = [p for p in not_none(trainer.model).parameters() if p.requires_grad]
@@ -160,7 +172,8 @@ def test_a_step_is_that_of_trl_s_trainer(run, rollout, tmp_path, variant):
     mine = our_step(run, sampled, learner)
     limits = {"max_completion_length": learner.options.response_length, "reward_weights": list(WEIGHTS)}
     theirs = trl_step(run, sampled, learner, tmp_path, **limits, **(usual | variant))
-    assert mine["advantages"][1] == theirs["advantages"][1] == 0
+    for unjudged in UNJUDGED:
+        assert mine["advantages"][unjudged] == theirs["advantages"][unjudged] == 0
     assert mine["advantages"].abs().max() > 0.1
     torch.testing.assert_close(mine["advantages"], theirs["advantages"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(mine["loss"], theirs["loss"].double().float(), rtol=1e-5, atol=1e-6)

@@ -44,6 +44,15 @@ def test_the_noise_by_hand():
     assert noise == pytest.approx(Z95 * (2 * variance([1, 1, 0]) / 3 / 4) ** 0.5)
 
 
+def test_answers_without_a_verdict_are_in_no_figure_of_a_task():
+    """Of three prompts the second has no verdict before, and the third one verdict after."""
+    before, after = [[1.0, 1.0, 0.0], [], [0.0, 1.0]], [[1.0, 0.0, 0.0], [1.0] * 3, [1.0]]
+    assert changes({"t": before}, {"t": after}) == changes({"t": before[:1]}, {"t": after[:1]})
+    assert changes({"t": before[1:]}, {"t": after[1:]}) == []
+    metrics = metrics_of("base", "sft", {"sft": {"t": before}, "base": {"t": before}})
+    assert metrics == {"unrelated_t": pytest.approx((2 / 3 + 1 / 2) / 2), "unrelated_t_no_verdict": 1 - 5 / 9}
+
+
 def test_what_is_written_is_read_and_said():
     rewards: dict[PolicyLabel, dict[str, list[list[float]]]] = {
         "sft": {"a_b": [[1.0] * 3] * 9, "noise": [[0.0, 1.0, 1.0]] * 9},

@@ -24,6 +24,7 @@ from rlhf.evaluation.policies import (
     further_metrics,
     gains_over_base,
     gains_over_start,
+    gains_with_intervals,
     interval_ends,
     win_rate,
 )
@@ -219,6 +220,49 @@ def test_gains_are_in_standard_deviations_of_sft():
     assert (metrics["response_length_sft"], metrics["response_length"]) == (4.0, 7.0)
     assert (metrics["eos_rate"], metrics["kl_per_token"]) == (0.75, 0.25)
     assert metrics["win_rate_vs_sft"] == 2.5 / 4
+
+
+def test_a_policy_whose_bad_answers_are_not_judged_does_not_gain():
+    """Three answers lose their verdict, and the fourth gets worse."""
+    before, after = measured([-1.0, -1.0, -1.0, 1.0]), measured([math.nan] * 3 + [-1.0])
+    metrics = gains_over_start(before, after, "sft") | further_metrics(before, after, {}, "sft")
+    figures = {"score": -1.0, "score_sft": -0.5, "score_no_verdict": 0.75, "win_rate_vs_sft": 0.0, "ties_vs_sft": 0.0}
+    assert figures == {name: metrics[name] for name in figures}
+    assert math.isnan(metrics["score_gain_sd"]), "of one pair"
+    nothing = gains_with_intervals(before, measured([math.nan] * 4), "sft")
+    assert math.isnan(nothing["score"]) and math.isnan(nothing["win_rate_vs_sft"]) and nothing["score_no_verdict"] == 1
+    assert not {"score_no_verdict", "score_no_verdict_sft"} & gains_over_start(before, before, "sft").keys()
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_figures_of_pairs_are_those_of_the_pairs_that_are_judged(seed, copies):
+    """As if an answer without a verdict had never been asked for, on either side."""
+    generator = torch.Generator().manual_seed(seed)
+    old, new = torch.randn(2, 24, generator=generator)
+    lacks = torch.rand(2, 24 // copies, generator=generator).lt(0.3).repeat_interleave(copies, 1)
+    lengths = torch.randint(1, 9, (2, 24), generator=generator)
+
+    def side(number: int, scores: Tensor, rows: Tensor) -> PolicySamples:
+        texts = ["text"] * len(scores)
+        judged = replace(PolicySamples.unjudged(texts), scores=scores, rewards={"mine": 2 * scores})
+        return replace(judged, lengths=lengths[number][rows], samples_per_prompt=copies)
+
+    every, pairs = torch.arange(24), (~lacks.any(0)).nonzero().squeeze(1)
+    found, expected = (
+        gains_with_intervals(before, after, "sft") | further_metrics(before, after, {}, "sft")
+        for before, after in (
+            [side(i, x.where(~lacks[i], math.nan), every) for i, x in enumerate((old, new))],
+            [side(i, x[pairs], pairs) for i, x in enumerate((old, new))],
+        )
+    )
+    of_pairs = {key for key in expected if "gain" in key or "win" in key or "ties" in key}
+    assert len(of_pairs) >= 12
+    for key in of_pairs:
+        assert found[key] == pytest.approx(expected[key], rel=1e-5, nan_ok=True), key
+    assert found["score"] == pytest.approx(new[~lacks[1]].mean().item())
+    assert found.get("reward_mine_no_verdict", 0) == pytest.approx(lacks[1].float().mean().item())
+    assert found.get("score_no_verdict_sft", 0) == pytest.approx(lacks[0].float().mean().item())
 
 
 def test_gains_over_the_base_are_in_its_own_standard_deviations():

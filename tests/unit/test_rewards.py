@@ -19,7 +19,7 @@ from rlhf.recipe import GroupOptions, stage_name
 from rlhf.stages.evaluate import _reward_fn, _reward_functions
 from rlhf.stages.online import named_rewards
 from rlhf.stages.online import reward_functions as rewards
-from rlhf.stages.online.reward_sum import RewardSum
+from rlhf.stages.online.reward_sum import RewardSum, mean_rewards
 from tests.helpers import grouped
 
 ROOT = Path(__file__).parents[2]
@@ -433,8 +433,15 @@ def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
     assert isinstance(options, GroupOptions)
     reward_sum = RewardSum("grpo", options, {}, DialogueTokenizer(tokenize.words(300), "hh"))
     by_name = reward_sum.per_response([prompt] * 3, ["ab", "x", "xx"], None, [[0]] * 3)
-    assert reward_sum.judged(by_name).tolist() == [True, False, True]
-    assert reward_sum.total(by_name).tolist() == [4.5, 0.0, 4.0]  # without a verdict a part adds 0, as in TRL
+    assert reward_sum.judged(by_name).tolist() == [True, False, False]
+    assert reward_sum.total(by_name).nan_to_num(-1).tolist() == [4.5, -1, -1]
+    reward_sum.weights["judges.other"] = 0.0  # measures, and need not judge
+    assert reward_sum.total(by_name).nan_to_num(-1).tolist() == [4.0, -1, 4.0]
+    assert {name: mean.item() for name, mean in mean_rewards(by_name).items()} == {
+        "rewards/judges.late": 2.0,
+        "rewards/judges.other": 1.0,
+    }
+    assert mean_rewards({"none": 0 * by_name["judges.other"][1:2]}) == {}, "no mean, and not 0"
 
 
 def test_short_names_for_metrics():

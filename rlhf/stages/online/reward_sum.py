@@ -41,16 +41,25 @@ def check_answers(
 
 
 def mean_rewards(by_name: ByName) -> dict[str, Tensor]:
-    """Return the mean of each reward over its verdicts, by the key of its metric."""
-    return {f"rewards/{name}": masked_mean(raw, ~without_verdict(raw)) for name, raw in by_name.items()}
+    """Return the mean of each reward over its verdicts, by the key of its metric; a reward without any has none."""
+    return mean_judged({f"rewards/{name}": (raw, ~without_verdict(raw)) for name, raw in by_name.items()})
+
+
+def mean_judged(numbers: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of each number (B,) over the responses of its mask (B,); none of a number without any."""
+    return {key: masked_mean(x, judged) for key, (x, judged) in numbers.items() if judged.any()}
 
 
 class FunctionRewards(NamedTuple):
     """What reward functions give the responses of a step, on the CPU."""
 
     by_name: ByName
-    total: Tensor  # (B,) their weighted sum; a reward without a verdict adds 0
-    judged: Tensor  # (B,) bool: False where neither a function nor the reward model has a verdict
+    total: Tensor  # (B,) their weighted sum; NaN where a response is not judged
+
+    @property
+    def judged(self) -> Tensor:
+        """Return (B,) bool: which responses have a verdict of every function that counts."""
+        return ~without_verdict(self.total)
 
 
 class RewardSum:
@@ -151,24 +160,23 @@ class RewardSum:
             return None
         by_name = self.per_response(prompts, texts, torch.zeros(len(texts)), ids)  # the model's part of the sum is 0
         of_functions = {label: numbers for label, numbers in by_name.items() if self.functions[label]}
-        return FunctionRewards(of_functions, self.total(by_name), self.judged(by_name))
+        return FunctionRewards(of_functions, self.total(by_name))
 
     def total(self, by_name: ByName) -> Tensor:
-        """Return the weighted sum (B,) of rewards; one without a verdict adds 0."""
+        """Return the weighted sum (B,) of rewards; NaN, not judged, where one of them has no verdict.
+
+        No number can stand for a verdict: 0 is the worst mark of some scales and the best of others. A reward of weight
+        0 measures and does not count, so it may lack a verdict.
+        """
         counted = {
-            label: raw.masked_fill(without_verdict(raw), 0.0) if self.functions[label] else raw
+            label: raw if self.weights[label] else raw.masked_fill(without_verdict(raw), 0.0)
             for label, raw in by_name.items()
         }
         return torch.stack([weight * counted[label] for label, weight in self.weights.items()]).sum(0)
 
     def judged(self, by_name: ByName) -> Tensor:
-        """Return (B,) bool: whether any reward has a verdict; the reward model always has, also one that is NaN."""
-        return torch.stack(
-            [
-                ~without_verdict(raw) if self.functions[label] else torch.ones_like(raw, dtype=torch.bool)
-                for label, raw in by_name.items()
-            ]
-        ).any(0)
+        """Return (B,) bool: which responses have a verdict of every reward that counts."""
+        return ~without_verdict(self.total(by_name))
 
     def for_evaluation(
         self,
@@ -177,7 +185,7 @@ class RewardSum:
         model_scores: Tensor | None,
         ids: Sequence[list[int]],
     ) -> tuple[ByName, Tensor]:
-        """Return the rewards of functions by name, and the weighted sum of all, for an evaluation."""
+        """Return the rewards of functions by name, and the `total` of all, for an evaluation."""
         by_name = self.per_response(prompts, texts, model_scores, ids)
         return {label: numbers for label, numbers in by_name.items() if self.functions[label]}, self.total(by_name)
 

@@ -149,9 +149,11 @@ def tried(
 
 
 def total(rewards: Sequence[Tried], weights: Mapping[str, float]) -> Tried:
-    """Return the weighted sum of rewards; one without a verdict adds 0, as in training."""
-    columns = zip(*([weights[reward.name] * (n or 0.0) for n in reward.numbers] for reward in rewards), strict=True)
-    return Tried(SUM, [sum(column) for column in columns])
+    """Return the weighted sum of rewards; none where a reward that counts has no verdict, as in training."""
+    counted = [reward for reward in rewards if weights[reward.name]]
+    parts = ([None if n is None else weights[reward.name] * n for n in reward.numbers] for reward in counted)
+    columns = [[n for n in column if n is not None] for column in zip(*parts, strict=True)]
+    return Tried(SUM, [sum(column) if len(column) == len(counted) else None for column in columns])
 
 
 def means(reward: Tried, answers: Sequence[Answer]) -> Means:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout, on_device
 from rlhf.errors import UserError
+from rlhf.evaluation.reward_model import check_scores
 from rlhf.models.precision import dtype_of
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.ensembles import disagreement
@@ -145,8 +146,7 @@ def _member_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> T
             for rows in rollout.sharded_by_length(rows_at_once):
                 of_member[on_device(rows, scores.device)] = shared.scores(rollout.rows(rows), role)
     distributed.all_sum(scores)
-    if not scores.cpu().isfinite().all():
-        raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")
+    check_scores(scores)
     return scores
 
 

@@ -11,6 +11,7 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Prompt
 from rlhf.data.tokenize import DialogueTokenizer
+from rlhf.errors import UserError
 from rlhf.evaluation.policies import PolicySamples, gains_with_intervals, measure
 from rlhf.evaluation.reward_model import add_reward_models
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
@@ -135,8 +136,17 @@ class Session:
         self._policy_samples: PolicySamples | None = None  # of the last evaluation; None before the first
 
     def measure_reference(self) -> None:
-        """Measure the reference on held-out prompts: the policy's gains are in its standard deviations."""
-        self._reference_samples = self.evaluate("reference")
+        """Measure the reference on held-out prompts: the policy's gains are in its standard deviations.
+
+        Raises UserError where none of its answers has a score: nothing could be learned or compared.
+        """
+        self._reference_samples = found = self.evaluate("reference")
+        if found.scores is not None and found.scores.isnan().all():
+            counts = ", ".join(f"{name} {int((~x.isnan()).sum())}" for name, x in found.rewards.items())
+            raise UserError(
+                f"{self.run.stage}: none of {len(found.texts)} held-out answers of {self.recipe.start} has a verdict "
+                f"of every reward ({counts}); where a reward does not apply, return a number such as 0"
+            )
 
     def measure_score_norm(self) -> ScoreNorm:
         """Return the mean and sd by which scores are normalised: measured, or those of the checkpoint of a resumed run.
@@ -246,7 +256,10 @@ class Session:
             run.save_checkpoint(done, lambda folder: state.save(run, folder))
             distributed.from_main(lambda: update_checkpoints(run, options))
         kl = metrics.get("objective/kl_per_token")
-        bar.update(done, f"score {metrics['objective/scores']:.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"))
+        bar.update(
+            done,
+            f"score {metrics.get('objective/scores', math.nan):.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"),
+        )
 
     def _evaluate_policy(self, done: int) -> dict[str, float]:
         """Measure the policy after a step, and log some of its responses. Return the metrics."""
@@ -272,6 +285,9 @@ class Session:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
+        for label, samples in ((self.recipe.start, before), (run.stage, after)):
+            if share := samples.no_verdict().get("score"):
+                say(f"{run.stage}: {100 * share:.3g} % of the answers of {label} have no verdict and are in no score")
         metrics = gains_with_intervals(before, after, self.recipe.start)
         metrics |= {"best_step": math.nan if best is None else best}
         metrics |= total_figures(self.reward_sum.called) if self.reward_sum else {}

@@ -30,6 +30,7 @@ from rlhf.run.reader import reading
 from rlhf.run.records import Amount, Count, Number, Record
 from rlhf.stages.online.captured import AddGradient, CapturedPasses, captured_passes
 from rlhf.stages.online.role_passes import ScoreNorm
+from rlhf.terminal import say
 
 TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in state.pt
 RATE_KEYS: dict[TrainedRole, str] = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
@@ -114,12 +115,21 @@ class TrainState:
     def update(self, batch: BatchT, add_gradients: AddGradients[BatchT]) -> dict[str, float]:
         """Pass over a batch in minibatches, as often as the recipe says. Return the mean statistics of those used.
 
-        `add_gradients` adds the gradients of a minibatch, given as rows of the batch, and returns its statistics.
+        A minibatch of which nothing is judged is not used, nor a batch of one judged token, which has no spread: a step
+        would follow the optimizer's momentum. `add_gradients` adds the gradients of a minibatch, given as rows of the
+        batch, and returns its statistics.
         """
+        counted, lr = batch.counted, self.schedule.get_last_lr()[0]
+        if counted.sum() < 2:
+            judged = f"{int(counted.count_nonzero())} of {len(counted)} responses are judged"
+            say(f"note: {self.stage}: no update in step {self.step + 1}: {judged}, too few to learn from")
+            return {"update/optimizer_steps": 0, "lr": lr}
         with self._ready_to_learn():
             used: list[dict[str, float]] = []  # statistics of the minibatches with which a step was taken
             stopped: dict[str, float] = {}
-            for rows in self._minibatches(len(batch.rollout.ids)):
+            for rows in self._minibatches(len(counted)):
+                if not counted[rows].any():
+                    continue
                 stats = add_gradients(batch, rows)
                 limit = self.options.max_update_kl
                 if used and limit is not None and stats[APPROX_KL] > limit:  # its gradients are dropped
@@ -127,7 +137,7 @@ class TrainState:
                     break
                 used.append(stats | self.step_optimizer())
         means = {name: sum(stats[name] for stats in used) / len(used) for name in used[0]}
-        return means | stopped | {"update/optimizer_steps": len(used), "lr": self.schedule.get_last_lr()[0]}
+        return means | stopped | {"update/optimizer_steps": len(used), "lr": lr}
 
     def _minibatches(self, count: int) -> Iterator[Tensor]:
         """Yield the rows of each minibatch of a batch of `count` rows, pass by pass, each in a new random order."""
