@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rlhf.data.columns import CONTEXT, INPUT_COLUMNS
+from rlhf.data.columns import ANSWER_COLUMNS, CONTEXT, INPUT_COLUMNS
 from rlhf.data.fields import has_value, is_free, is_messages, is_text, leaves, switches_training, values, words
 from rlhf.data.margins import UnclearRating, ask_for_sign, named_rating, number_or_none, sign_of
 from rlhf.data.messages import trained_flags
@@ -21,7 +21,7 @@ from rlhf.data.verdicts import PROMPTS, RESPONSE_WORDS, answer_words, at_most_on
 from rlhf.recipe.choices import RatedPairs
 from rlhf.terminal import counted
 
-_OTHER_ANSWERS = ("chosen", "rejected", "completion", "response", "output", "messages", "conversations")
+_OTHER_ANSWERS = (*ANSWER_COLUMNS, "output", "messages", "conversations")
 _READ = {*INPUT_COLUMNS, *CONTEXT, "system", "input"}
 _MEAN = "fine-grained_score"  # of UltraFeedback: of the ratings of its aspects; comes before its overall score
 _ASPECTS = {
@@ -172,7 +172,7 @@ def _of_lists(row: Mapping[str, object], rating: str | None) -> _Found | None:
         for column, answers in texts.items()
         if all(isinstance(answer, str) for answer in answers)
     }
-    column = _one_list([name for name, rating_lists in beside.items() if rating_lists or _is_ranked(name)])
+    column = _one_list([name for name, rating_lists in beside.items() if rating_lists or _are_ranked(name)])
     if column is None:
         return None
     if not beside[column]:
@@ -200,10 +200,9 @@ def _one_list(found: Sequence[str]) -> str | None:
     return at_most_one(named or found, "lists of answers", "leave out the others: data.ignore (--ignore)")
 
 
-def _is_ranked(name: str) -> bool:
+def _are_ranked(name: str) -> bool:
     """Return whether a list is named as one of answers from the best to the worst, and as nothing else."""
-    first, *others = words(name) or ("",)
-    return first == "ranked" and len(others) == 1 and others[0].removesuffix("s") in RESPONSE_WORDS
+    return {*words(name)} - answer_words(name) == {"ranked"}
 
 
 def _refuse_untrained(answer: Mapping[str, object], place: str) -> None:
@@ -228,7 +227,7 @@ def _is_answers(name: str, value: object) -> bool:
         isinstance(value, list)
         and len(value) > 1
         and all(isinstance(answer, str | dict) for answer in value)
-        and any(word.removesuffix("s") in RESPONSE_WORDS for word in words(name))
+        and bool(answer_words(name))
     )
 
 

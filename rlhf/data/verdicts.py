@@ -34,7 +34,7 @@ _VERDICTS = {
     *("verdict", "label", "judgment"),
 }
 _BESIDE_VERDICTS = RESPONSE_WORDS | {
-    *("id", "idx", "index", "number", "model", "name", "side", "is", "the", "which", "overall", "human"),
+    *("id", "idx", "index", "number", "model", "name", "side", "the", "which", "overall", "human"),
     "final",
 }
 _LABELS = {"label", "judgment"}  # may name the worse one of two responses as well
