@@ -226,20 +226,23 @@ def test_rounding_in_a_deep_model_is_no_error(share, errs):
     passes = captured.CapturedPasses(shared, shared, [parameter])
     passes._gradients[parameter] = gradient * (1 + share)
     with pytest.raises(RuntimeError, match="differs by") if errs else nullcontext():
-        passes._compare(stats, stats, {parameter: gradient}, gradient.norm())
+        passes._compare(stats, stats, {parameter: gradient})
 
 
-def test_rounding_without_a_signal_is_no_error():
-    """Of a group of equal answers the gradient is rounding alone; it is compared with those that had a signal."""
-    parameter, stats = torch.nn.Parameter(torch.zeros(2)), captured.weighted({"loss": ONE})
-    shared: Any = None
-    passes = captured.CapturedPasses(shared, shared, [parameter])
-    passes._largest_norm("policy", {parameter: torch.ones(2)})
-    rounding = {parameter: torch.full((2,), 1e-6)}
-    passes._gradients[parameter] = -rounding[parameter]
-    passes._compare(stats, stats, rounding, passes._largest_norm("policy", rounding))
-    with pytest.raises(RuntimeError, match="differs by"):
-        passes._compare(stats, stats, rounding, passes._largest_norm("critic", rounding))
+def test_a_graph_is_compared_by_a_gradient_of_usual_size(run, rollouts, graphs_of, monkeypatch, capsys):
+    """Of a group of equal answers the gradient is nothing or rounding, which a graph that does nothing has too."""
+    learner = ppo_learner.new_learner(run, per_device_train_batch_size=2, num_mini_batches=2, lean=True, kind="adapter")
+    learner.state.capture_passes(True)
+    passes, batch = learner.state.captured, ppo.make_batch(learner, rollouts[0])
+    monkeypatch.setattr(captured, "capturing", outside)  # captures nothing
+    found = []
+    for share in (1.0, 0.0, 1e-6, 1.0):  # of the advantages that the responses have
+        scaled = replace(batch, advantages=share * batch.advantages)
+        with learner.shared.role("policy"):
+            learner.state.add_gradient(learner._add_policy_gradient, scaled.rows(torch.arange(2)), ONE, True)
+        found.append(passes.given_up)
+    assert found[:3] == [None] * 3 and "differs by 1 " in found[3]
+    assert "launch each kernel from now on" in capsys.readouterr().err
 
 
 REASONS: dict[str, tuple[dict[str, Any], Callable[[pytest.MonkeyPatch], None], str]] = {

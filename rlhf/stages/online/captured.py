@@ -6,14 +6,16 @@ one of few sizes; there is a graph for each size, role and kind of loss. Forward
 batch that stays where it is, into which each micro-batch is copied, and add to gradients that stay where they are. The
 host reads no number in between. The optimizer steps outside.
 
-The first micro-batch of a size is computed without a graph; then its pass is captured. The second one is computed both
-ways: where the graph gives another gradient or other statistics, updates go on without graphs, and say so. Both count
-as computed without. The first graph is one of the largest micro-batch that the recipe admits. All share its memory,
+The first micro-batch of a size is computed without a graph; then its pass is captured. The next one is computed both
+ways: where the graph gives another gradient or other statistics, updates go on without graphs, and say so. Where its
+gradient is small beside the usual one, so that rounding may be most of it, the one after it is compared too. All these
+count as computed without. The first graph is one of the largest micro-batch that the recipe admits. All share its memory,
 which they keep to the end of the stage. What CUDA keeps of each comes on top, and is why there are at most `MOST`:
 sizes that come later are computed without.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -34,6 +36,8 @@ MOST = 48  # graphs: PPO with a critic of its own has as many on rows as long as
 # Relative difference from a pass without a graph. A wrong address gives about 1. Two passes of a deep model in 16 bits
 # may differ by some per cent: a kernel for another shape rounds otherwise, and each layer adds to it.
 BOUND = 0.25
+USUAL = 0.5  # share of the mean norm so far from which on a gradient is one that can be compared
+LEAST_VALUE = 0.1  # statistics are compared relative to themselves, or to this where they are smaller
 LAUNCHED_EACH = "hardware.update_graphs: updates launch each kernel"  # without graphs, as it is said
 BatchT = TypeVar("BatchT", bound=TrainingBatch)
 
@@ -103,7 +107,7 @@ class CapturedPasses:
         self._checked: set[Hashable] = set()
         self._gradients: dict[nn.Parameter, Tensor] = {}  # where the graphs add to
         self._pool: Any = None  # of the first graph
-        self._largest: dict[Hashable, Tensor] = {}  # norm of a gradient so far, of each kind of pass
+        self._norms: dict[Hashable, list[float]] = {}  # of the gradients computed without, of each kind of pass
         self.given_up: str | None = None
 
     def __call__(self, add: AddGradient, micro: BatchT, *given: Tensor | Hashable) -> Weighted:
@@ -161,12 +165,13 @@ class CapturedPasses:
         if plain:  # else there is nothing to add
             try:
                 self._attach([*plain])
-                size = self._largest_norm((add, self.shared.roles.active), plain)
-                if key in self._graphs:
-                    self._compare(self._graphs[key].replay(inputs), result, plain, size)
-                    self._checked.add(key)
-                else:
+                norms = self._norms.setdefault((add, self.shared.roles.active), [])
+                norms.append(float(nn.utils.get_total_norm(plain.values())))
+                if key not in self._graphs:
                     self._graphs[key] = self._capture(add, fixed, given, [*plain])
+                elif 0 < USUAL * fmean(norms) <= norms[-1]:
+                    self._compare(self._graphs[key].replay(inputs), result, plain)
+                    self._checked.add(key)
             except RuntimeError as error:  # among them those of CUDA, and a lack of memory
                 self.given_up = message_of(error)
                 say(f"note: {LAUNCHED_EACH} from now on: {self.given_up}")
@@ -189,20 +194,11 @@ class CapturedPasses:
         self._pool = self._pool or graph.pool()
         return _Graph(graph, [*fixed.tensors(), *(x for x in kept if isinstance(x, Tensor))], parameters, result)
 
-    def _largest_norm(self, kind: Hashable, plain: Mapping[nn.Parameter, Tensor]) -> Tensor:
-        """Return the largest norm of a gradient of this kind of pass, these gradients' included."""
-        norm = nn.utils.get_total_norm(plain.values())
-        self._largest[kind] = torch.maximum(norm, self._largest.get(kind, norm))
-        return self._largest[kind]
-
-    def _compare(self, found: Weighted, result: Weighted, plain: Mapping[nn.Parameter, Tensor], size: Tensor) -> None:
-        """Raise RuntimeError unless a graph has given the statistics and gradients of a pass without one.
-
-        size: norm that the difference is compared with. A micro-batch without signal has a gradient of rounding errors.
-        """
-        of_values = (found.values - result.values).abs() / result.values.abs().clamp(min=1)
+    def _compare(self, found: Weighted, result: Weighted, plain: Mapping[nn.Parameter, Tensor]) -> None:
+        """Raise RuntimeError unless a graph has given the statistics and gradients of a pass without one."""
+        of_values = (found.values - result.values).abs() / result.values.abs().clamp(min=LEAST_VALUE)
         differing = nn.utils.get_total_norm([self._gradients[p] - gradient for p, gradient in plain.items()])
-        of_gradients = differing / size.clamp(min=1e-30)
+        of_gradients = differing / nn.utils.get_total_norm(plain.values()).clamp(min=1e-30)
         parts = torch.stack([of_values.max(), of_gradients])
         if not (difference := float(parts.max())) < BOUND:  # NaN is not
             raise RuntimeError(f"a captured pass differs by {difference:.2g} from one that is not")
