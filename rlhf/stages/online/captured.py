@@ -9,9 +9,11 @@ host reads no number in between. The optimizer steps outside.
 The first micro-batch of a size is computed without a graph; then its pass is captured. The next one is computed both
 ways: where the graph gives another gradient or other statistics, updates go on without graphs, and say so. Where its
 gradient is small beside the usual one, so that rounding may be most of it, the one after it is compared too. All these
-count as computed without. The first graph is one of the largest micro-batch that the recipe admits. All share its memory,
-which they keep to the end of the stage. What CUDA keeps of each comes on top, and is why there are at most `MOST`:
-sizes that come later are computed without.
+count as computed without.
+
+The first graph is one of the largest micro-batch that the recipe admits. All share its memory, which they keep to the
+end of the stage. What CUDA keeps of each comes on top, and is why there are at most `MOST`: sizes that come later are
+computed without.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
