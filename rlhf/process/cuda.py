@@ -98,7 +98,7 @@ def capturing(graph: "torch.cuda.CUDAGraph", shares: bool = False, pool: Any = N
     if shares or next(_captures) % EMPTIED_EVERY == 0 or _room() < CAPTURE_ROOM:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    stream, current = _capture_stream(), torch.cuda.current_stream()
+    stream, current = _capture_stream(shares), torch.cuda.current_stream()
     pool = pool or torch.cuda.graph_pool_handle()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
@@ -131,8 +131,13 @@ def _end(graph: "torch.cuda.CUDAGraph", pool: Any) -> None:
 
 
 @functools.cache
-def _capture_stream() -> "torch.cuda.Stream":
-    """Return the stream of all captures: cuBLAS keeps a workspace for every stream that it has met."""
+def _capture_stream(shares: bool) -> "torch.cuda.Stream":
+    """Return the stream of all captures that share memory, or of all others: cuBLAS keeps a workspace for every stream.
+
+    torch 2.13 frees the workspaces of a stream with any graph that was captured there, also those that other graphs
+    write into: graphs that are kept have a stream that those which are dropped have not. Nothing else may run on it,
+    because its workspaces would lie in memory that others get.
+    """
     import torch
 
     return torch.cuda.Stream()

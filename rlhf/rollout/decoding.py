@@ -109,6 +109,7 @@ class Decoding(ABC):
                     self.drop_ended()
                     graph = None
             if self.open_window(step):
+                self._finish(graph)
                 graph = None
             if graph is not None:
                 graph.replay()
@@ -117,8 +118,18 @@ class Decoding(ABC):
             # The eager step above did the set-up that a capture must not.
             if self.captures and self.alike(step) >= WORTH_A_GRAPH:
                 graph = self._captured()
+        self._finish(graph)
         self.deliver()
         return self.results
+
+    def _finish(self, graph: torch.cuda.CUDAGraph | None) -> None:
+        """Wait for the replays of a graph that is dropped.
+
+        Where memory is short, that of the graph goes back to the driver, and torch waits for the stream of the capture
+        alone, not for the one of the replays.
+        """
+        if graph is not None:
+            self.step.item()
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
         """Return a step as a graph; None where it cannot be one, and then there are none in this process any more.

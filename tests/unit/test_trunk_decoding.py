@@ -113,6 +113,21 @@ def test_a_step_that_cannot_be_captured_is_launched(monkeypatch, capsys):
     assert torch.equal(actual.ids, expected.ids)
 
 
+def test_a_graph_has_done_its_replays_before_its_memory_goes(monkeypatch):
+    finished: list[int] = []
+    peft, item = trunk_model(), Tensor.item
+    kernels.decode_as_a_card(monkeypatch)
+    tapes = capture_on_cpu(monkeypatch)
+
+    def waiting(x: Tensor) -> Any:
+        finished.extend(tape.replays for tape in tapes[-1:])
+        return item(x)
+
+    monkeypatch.setattr(Tensor, "item", waiting)
+    sampled(peft, LeanTrunk(peft.get_base_model()), eos_id=-1)
+    assert finished == [ROOM - 2], "after the prefill and one step"
+
+
 def test_greedy_tokens_of_equally_long_prompts_are_those_of_generate():
     peft = trunk_model()
     base = peft.get_base_model()
