@@ -21,6 +21,7 @@ from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import mixed_precision
 from rlhf.plan.predict import Predictor
+from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
@@ -118,6 +119,35 @@ def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, kind):
         from bitsandbytes.functional import GlobalPageManager
 
         assert GlobalPageManager.get_instance().paged_tensors, "no optimizer state was paged"
+
+
+def test_after_a_refused_capture_the_card_can_be_used():
+    x = torch.ones(1000, 1000, device="cuda")
+    with pytest.raises(RuntimeError), cuda.capturing(torch.cuda.CUDAGraph()):
+        (x @ x).sum().item()
+    torch.cuda.empty_cache()  # which fails where the allocator is still in the capture
+    graph = torch.cuda.CUDAGraph()
+    with cuda.capturing(graph):
+        y = x @ x
+    graph.replay()
+    assert torch.equal(y, x @ x)
+
+
+def test_a_graph_that_is_kept_outlives_others():
+    x, kept = torch.ones(1000, 1000, device="cuda"), torch.cuda.CUDAGraph()
+    with cuda.capturing(kept, shares=True):
+        y = x @ x
+    for _ in range(3):
+        other = torch.cuda.CUDAGraph()
+        with cuda.capturing(other):
+            z = x @ x
+        other.replay()
+        torch.cuda.synchronize()
+        del other, z
+        torch.cuda.empty_cache()
+        torch.full((1 << 28,), torch.nan, device="cuda")  # where the other's memory was
+        kept.replay()
+        assert torch.equal(y, x @ x)
 
 
 def test_updates_replay_graphs_to_the_end(tmp_path, capsys):
