@@ -121,6 +121,12 @@ class Rollout:
         held = torch.isin(self.tokens, torch.tensor(others, device=self.ids.device)) & self.mask
         return {"other_eos_rate": held.any(1).float().mean().item()}
 
+    def with_lower_states(self, states: Tensor) -> "Rollout":
+        """Return the batch with these `lower_states`, and what the host knows of its rows."""
+        result = replace(self, lower_states=states)
+        vars(result)["lengths"] = self.lengths  # else the host would wait for the states
+        return result
+
     def rows(self, index: Tensor) -> "Rollout":
         """Return some rows of the batch, no wider than the longest of them."""
         lengths = self.lengths.of_rows(index.tolist())

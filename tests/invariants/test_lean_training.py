@@ -51,9 +51,9 @@ def calls(monkeypatch) -> Counter[str]:
         calls[role] += self.packs or rollout.prompt_numbers is not None  # otherwise `hidden` is called
         return responses(self, role, rollout)
 
-    def counted_lower(self: LeanTrunk, ids: torch.Tensor) -> torch.Tensor:
+    def counted_lower(self: LeanTrunk, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         calls["lower"] += 1
-        return lower(self, ids)
+        return lower(self, ids, last)
 
     def counted_run(self: TrunkDecoding, *arguments: Any) -> list[torch.Tensor]:
         calls["decoding"] += 1

@@ -12,6 +12,7 @@ from rlhf.data.batch import Lengths, Rollout, collate
 from rlhf.models import flash
 from rlhf.models.lean import fused_linear, packed
 from rlhf.models.lean.trunk import LeanTrunk
+from rlhf.stages.supervised.forward import IGNORED, LabelStatistics
 from tests import kernels
 from tests.trunk_models import KINDS, distance, trunk_model
 
@@ -89,6 +90,28 @@ def test_layers_below_all_adapters_compute_no_padding_either(below, tokens, monk
     real = torch.arange(rows.ids.shape[1]) <= rows.last[:, None]
     assert distance(joined[real], padded[real]) < 4e-6 and not joined[~real].any()
     assert {*tokens} == {int(real.sum())}
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_trainer_joins_the_rows_of_layers_below_all_adapters(pairs, tokens, monkeypatch):
+    peft = trunk_model(layers_to_transform=[1])
+    peft.set_adapter("policy")
+    draw = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(1, 64, (n,), generator=draw).tolist() for n in PROMPTS[:2] * 2]
+    answers = [torch.randint(1, 64, (n,), generator=draw).tolist() for n in (3, 9, 1, 2)]
+    batch = collate(prompts, answers, 0, 1)
+    places = torch.arange(batch.ids.shape[1])
+    response = (places >= batch.prompt_length[:, None]) & (places <= batch.last[:, None])
+    found: list[Any] = []
+    for packs in (False, True):
+        monkeypatch.setitem(packed.PACKS_BY_DEVICE, "cpu", packs)
+        tokens.clear()
+        statistics = LabelStatistics(LeanTrunk(peft.get_base_model()), pairs)
+        labels = batch.ids.masked_fill(~response, IGNORED)
+        found.append(statistics(input_ids=batch.ids, labels=labels, fused_lm_head=True).log_probs)
+    padded, joined = found
+    assert distance(joined, padded) < 4e-6
+    assert tokens[0] == sum(map(len, prompts + answers)), "no padding is computed"
 
 
 def test_bfloat16_is_rounded_as_in_padded_rows(tokens, monkeypatch):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -117,7 +116,7 @@ def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -
         states = shared.lean_trunk.lower_states(part.ids, part.last)
         lower[on_device(rows, lower.device), : states.shape[1]] = states
     distributed.all_sum(lower)
-    return replace(rollout, lower_states=lower)
+    return rollout.with_lower_states(lower)
 
 
 class RewardScores(NamedTuple):

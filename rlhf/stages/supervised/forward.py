@@ -133,7 +133,7 @@ class LabelStatistics:
         if not fused_lm_head or labels is None or not (position_ids is inputs_embeds is shift_labels is None):
             raise ValueError("the lean trunk gives statistics of labels, and no logits")
         scored, role = labels[:, 1:] != IGNORED, _active_role(self.trunk)
-        rollout = _rollout(input_ids, scored, self._lower_states(input_ids))
+        rollout = self._with_lower_states(_rollout(input_ids, scored))
         order = torch.arange(len(labels), device=labels.device)
         if self.pairs:
             order = order.view(2, -1).t().flatten()
@@ -158,19 +158,19 @@ class LabelStatistics:
             label_mask=scored,
         )
 
-    def _lower_states(self, ids: Tensor) -> Tensor | None:
-        """Return the states that go into the first layer with an adapter, None if that is the first of all."""
+    def _with_lower_states(self, rollout: Rollout) -> Rollout:
+        """Return rows with the states that go into the first layer with an adapter, unless that is the first of all."""
         if not self.trunk.first_adapted_layer:
-            return None
-        if self._lower is None or self._lower[0] is not ids:
+            return rollout
+        if self._lower is None or self._lower[0] is not rollout.ids:
             self.forget()
-            self._lower = ids, self.trunk.lower_states(ids)
-        return self._lower[1]
+            self._lower = rollout.ids, self.trunk.lower_states(rollout.ids, rollout.last)
+        return rollout.with_lower_states(self._lower[1])
 
 
-def _rollout(ids: Tensor, scored: Tensor, lower: Tensor | None) -> Rollout:
+def _rollout(ids: Tensor, scored: Tensor) -> Rollout:
     """Return rows of ids (B, T), whose tokens but the first are of the response where `scored` (B, T - 1)."""
     if ((scored[:, 1:] > scored[:, :-1]).sum(1) + scored[:, 0] > 1).any():
         raise ValueError("the labels of a row have a gap: the lean trunk wants a prompt and then a response")
     prompt, response = scored.int().argmax(1) + 1, scored.sum(1)
-    return Rollout(ids, prompt, response, ended=torch.zeros_like(scored[:, 0]), lower_states=lower)
+    return Rollout(ids, prompt, response, ended=torch.zeros_like(scored[:, 0]))
