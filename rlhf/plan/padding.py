@@ -65,9 +65,9 @@ def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows
 
 
 def filled_share(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> float:
-    """Return the tokens of captured micro-batches over those that are not filled up (rlhf/stages/online/captured.py).
+    """Return the tokens of captured micro-batches over those of the largest, all of them filled up.
 
-    Responses are taken to be as long as the stage admits.
+    Responses are taken to be as long as the stage admits. See rlhf/stages/online/captured.py.
     """
     options = recipe.online()[stage]
     micro, copies = options.per_device_train_batch_size, options.samples_per_prompt
@@ -77,7 +77,7 @@ def filled_share(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> floa
     drawn = random.Random(0).choices(table, k=DRAWN // prompts * prompts)
     tokens = [sum(drawn[at : at + prompts]) + responses for at in range(0, len(drawn), prompts)]
     most = Sizes(prompts * longest + responses, 0)
-    return mean(filled_up(Sizes(n, 0), most).tokens for n in tokens) / mean(tokens)
+    return mean(filled_up(Sizes(n, 0), most).tokens for n in tokens) / filled_up(most, most).tokens
 
 
 def joins_rows(recipe: Recipe, stage: TrainingName, phase: str) -> bool:

@@ -157,11 +157,10 @@ def stage_work(
         repeated += [("evaluate", work, n) for work, n in _evaluations(recipe, stage, predicted, rows)]
     phases = []
     for name, work, n in repeated:
-        share = share_of_longest(recipe, stage, name, rows)  # of the tokens with which the work was rehearsed
-        # A kernel is launched for short rows as for long ones.
-        host: Host = recipe.hardware.trunk
-        if _is_captured(recipe, stage, name):
-            host, share = "captured", share * filled_share(recipe, stage, rows)
+        captured = _is_captured(recipe, stage, name)
+        # Of the tokens with which the work was rehearsed. A kernel is launched for short rows as for long ones.
+        share = filled_share(recipe, stage, rows) if captured else share_of_longest(recipe, stage, name, rows)
+        host: Host = "captured" if captured else recipe.hardware.trunk
         phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n, host))
     return StageWork(phases, decoded, launched)
 

@@ -19,7 +19,6 @@ from rlhf.models.lean import filled_sizes
 from rlhf.models.lean.packed import pieces_of, sizes_of
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.loading import load_tokenizer
-from rlhf.plan.padding import filled_share
 from rlhf.process import distributed
 from rlhf.recipe import Ppo
 from rlhf.run.directory import StageRun
@@ -134,7 +133,6 @@ def test_few_sizes_hold_rows_as_long_as_those_of_hh():
         seen.add((size, filled_sizes.filled_slots(max(lengths.response), response)))
         real, filled = real + sizes.tokens, filled + size.tokens
     assert 2 * len(seen) <= captured.MOST and filled < 1.12 * real
-    assert filled_share(V4.recipe, "ppo", None) < 1.08, "longer responses are filled up less"
 
 
 def grpo_from(run: StageRun, rollouts: list[Rollout], wanted: bool) -> Any:

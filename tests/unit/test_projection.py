@@ -345,6 +345,17 @@ def test_joined_rows_have_no_padding(monkeypatch):
         assert not padding.joins_rows(hh(**settings | change), "ppo", "score"), change
 
 
+def test_captured_passes_compute_what_fills_them_up(monkeypatch):
+    """4 prompts of 100 of at most 384 tokens, with 128 tokens to each: 912 of 2,048, both filled up to n times 144."""
+    monkeypatch.setattr(padding, "_lengths", lambda *_: [(100, 9, 9)] * 50)
+    v4 = recipe.load(ROOT / "recipes/h100-mistral-7b/v4")
+    names = ("rollout", "rollout/prefill", "rollout/decode", "score")
+    known = PredictedStage(phase(0), dict.fromkeys(names, phase(0, base=1)) | {"update": phase(30)})
+    for graphs, share in ((True, 7 / 15), (False, 228 / 512)):
+        work = projection.stage_work(v4.with_changes({"hardware.update_graphs": graphs}).recipe, "ppo", known)
+        assert work and work.flops == pytest.approx(1000 * 30 * 4 * share), "two of eight minibatches are rehearsed"
+
+
 def test_a_short_run_of_real_lengths_takes_all_of_its_rows():
     """Batches have rows of similar length, so that a few of many would be shorter or longer than the stage's."""
     loaded = recipe.load(RECIPE)
