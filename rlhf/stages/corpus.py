@@ -1,19 +1,32 @@
 """The data of a stage in its run directory: read once for all ranks, noted in the manifest, and its parents' too."""
 
 from rlhf import recipe as recipes
+from rlhf.data import tokenize
 from rlhf.data.corpus import Corpus
 from rlhf.data.load import read_corpus
 from rlhf.data.needs import needs
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
+from rlhf.models.loading import load_tokenizer
 from rlhf.process import distributed
-from rlhf.recipe import EVALUATE
+from rlhf.recipe import EVALUATE, PRETRAIN
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read
 from rlhf.run.records import Manifest
 from rlhf.terminal import say
 from rlhf.terminal.progress import working
+
+
+def stage_input(run: StageRun) -> tuple[DialogueTokenizer, Corpus]:
+    """Return what every stage works on: the base's tokenizer, and the rows. Before there is a base it is untrained."""
+    if run.stage == PRETRAIN:
+        of_recipe = run.loaded.recipe.tokenizer
+        assert of_recipe.vocab_size
+        tokenizer = DialogueTokenizer(tokenize.train([], of_recipe.vocab_size), of_recipe.template)  # control tokens
+    else:
+        tokenizer = load_tokenizer(run.base)
+    return tokenizer, load_corpus(run, tokenizer)
 
 
 def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Corpus:

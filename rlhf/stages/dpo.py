@@ -11,20 +11,19 @@ from typing import Any
 import torch
 from trl import DPOConfig, DPOTrainer
 
+from rlhf.data.corpus import Corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation.policies import gains_with_intervals
 from rlhf.evaluation.reward_model import accuracy
 from rlhf.evaluation.samples import examples
 from rlhf.models.adapters import save_adapter
-from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe import Dpo
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
-from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
 from rlhf.stages.supervised.policy import log_ratios, measure_against_start, policy_at_its_start
@@ -33,14 +32,12 @@ from rlhf.stages.supervised.training import arguments, best_step_metric, free_me
 from rlhf.terminal.progress import working
 
 
-def run_stage(run: StageRun, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
     """Train the DPO adapter, and measure the policy against its start on held-out prompts and pairs."""
     recipe = run.loaded.recipe
     options = recipe.options(Dpo)
     telemetry = Telemetry(device)
 
-    tokenizer = load_tokenizer(run.base)
-    corpus = load_corpus(run, tokenizer)
     split = corpus.preferences("dpo")
     pairs = stage_pairs(run, tokenizer, split, options)
     prompts = corpus.prompts("dpo").test[: recipe.evaluate.max_samples]

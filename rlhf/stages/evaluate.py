@@ -29,7 +29,6 @@ from rlhf.evaluation.run_policies import load_roles, role_of
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.evaluation.unrelated import changes_in, metrics_of, verdict
 from rlhf.files import JsonObject, write_json
-from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import (
@@ -49,7 +48,6 @@ from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.outcomes import RewardModelFigures
 from rlhf.stages import unrelated
-from rlhf.stages.corpus import load_corpus
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_sum import ByName, RewardSum, total_figures
 from rlhf.stages.result import Result
@@ -61,14 +59,12 @@ REPEATED = ("response_length_", "score_", "true_reward_", "second_score_")
 CONTRADICTED = 10  # pairs that are listed
 
 
-def run_stage(run: StageRun, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
     """Sample every policy of the run on the same held-out prompts, and judge a reward model on held-out pairs."""
     recipe = run.loaded.recipe
     options = recipe.evaluate
     telemetry = Telemetry(device)
 
-    tokenizer = load_tokenizer(run.base)
-    corpus = load_corpus(run, tokenizer)
     trained = run.parents.trained_policies()
     prompts, reward_sums = _prompts_and_rewards(run, corpus, tokenizer, trained, device)
     demonstrations = _demonstrations(tokenizer, corpus, options)

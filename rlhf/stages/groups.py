@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout, TrainingBatch, joined, on_device
+from rlhf.data.corpus import Corpus
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
     compared_in_groups,
@@ -101,11 +103,11 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(run: StageRun, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against its start on held-out prompts."""
     options = run.loaded.recipe.online()[run.stage]
     assert isinstance(options, GroupOptions)
-    session = begin(run, device, options)
+    session = begin(run, device, options, tokenizer, corpus)
     score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     session.measure_reference()
     learner = Learner(run.stage, session.shared, options, score_norm)

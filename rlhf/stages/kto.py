@@ -13,19 +13,18 @@ from typing import NamedTuple
 import torch
 from trl import KTOConfig, KTOTrainer
 
+from rlhf.data.corpus import Corpus
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import gains_with_intervals
 from rlhf.evaluation.samples import examples
 from rlhf.models.adapters import save_adapter
-from rlhf.models.loading import load_tokenizer
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe.schema import Kto
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
-from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.policy import log_ratios, measure_against_start, policy_at_its_start
 from rlhf.stages.supervised.trainer import EncodedRowsTrainer
@@ -41,14 +40,12 @@ class Judged(NamedTuple):
     good: bool
 
 
-def run_stage(run: StageRun, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
     """Train the KTO adapter, and measure the policy against its start on held-out prompts and answers."""
     recipe = run.loaded.recipe
     options = recipe.options(Kto)
     telemetry = Telemetry(device)
 
-    tokenizer = load_tokenizer(run.base)
-    corpus = load_corpus(run, tokenizer)
     split = corpus.judged(run.stage)
     shuffled = random.Random(recipe.seed).sample(split.train, len(split.train))  # both sides of a pair come together
     training, cuts = _encode(tokenizer, shuffled[: options.max_samples], options)

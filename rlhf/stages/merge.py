@@ -13,7 +13,7 @@ from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models.folders import share_weights
-from rlhf.models.loading import load_base, load_tokenizer
+from rlhf.models.loading import load_base
 from rlhf.models.nf4 import round_to_nf4
 from rlhf.models.precision import Model, dtype_of, mixed_precision
 from rlhf.models.weights import attach_adapter
@@ -22,7 +22,6 @@ from rlhf.recipe import REWARD_MODELS, Merge, Recipe, Rm, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
 from rlhf.run.layout import MODEL
-from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 
@@ -31,15 +30,13 @@ EOS_OF_ANSWER = "{% if messages[-1]['role'] == 'assistant' %}{{ eos_token }}{% e
 ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token, or score, that rounding the weights may cost
 
 
-def run_stage(run: StageRun, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
     """Merge an adapter into its base and compare the two. Raises UserError if the merged model lost the adapter."""
     recipe = run.loaded.recipe
     options = recipe.options(Merge)
     if device.type == "cuda":
         device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
     telemetry = Telemetry(device)
-    tokenizer = load_tokenizer(run.base)
-    corpus = load_corpus(run, tokenizer)
     is_reward = options.stage in REWARD_MODELS
     outputs, distance = (_scores, _rms) if is_reward else (_logprobs, _kl)
     heldout = _heldout_answers if is_reward else _heldout

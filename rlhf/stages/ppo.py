@@ -27,6 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.data.batch import Rollout, TrainingBatch, on_device
+from rlhf.data.corpus import Corpus
+from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.gae import gae
 from rlhf.objectives.kl import estimate_kl
@@ -85,10 +87,10 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(run: StageRun, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
     """Train the policy adapter, and measure it against its start on held-out prompts."""
     options = run.loaded.recipe.options(Ppo)
-    session = begin(run, device, options)
+    session = begin(run, device, options, tokenizer, corpus)
     score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     session.measure_reference()
     critic = new_critic(session.shared, session.rm_dir, options, score_norm)

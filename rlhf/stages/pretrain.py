@@ -8,6 +8,7 @@ import torch
 from transformers import DataCollatorForLanguageModeling, TrainingArguments
 
 from rlhf.data import tokenize
+from rlhf.data.corpus import Corpus
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.models.folders import share_weights
@@ -15,14 +16,13 @@ from rlhf.models.loading import new_base
 from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
-from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.stages.supervised.training import arguments, rows_to_dataset, train
 from rlhf.terminal.progress import working
 
 
-def run_stage(run: StageRun, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device, untrained: DialogueTokenizer, corpus: Corpus) -> Result:
     """Train a tokenizer and a base model from scratch, and measure the perplexity of held-out texts."""
     recipe = run.loaded.recipe
     options, architecture = recipe.pretrain, recipe.model.architecture
@@ -30,13 +30,10 @@ def run_stage(run: StageRun, device: torch.device) -> Result:
     telemetry = Telemetry(device)
 
     assert recipe.tokenizer.vocab_size
-    untrained = DialogueTokenizer(
-        tokenize.train([], recipe.tokenizer.vocab_size), recipe.tokenizer.template
-    )  # its control tokens
-    texts = load_corpus(run, untrained).texts(recipe.tokenizer.template)
+    texts = corpus.texts(untrained.template)
     training = texts.train[: options.max_samples]
     with working("pretrain: training the tokenizer, encoding"):
-        tokenizer = DialogueTokenizer(tokenize.train(training, recipe.tokenizer.vocab_size), recipe.tokenizer.template)
+        tokenizer = DialogueTokenizer(tokenize.train(training, recipe.tokenizer.vocab_size), untrained.template)
         documents = tokenizer.encode_texts(training, options.max_length)
         heldout = tokenizer.encode_texts(texts.test[: options.max_eval_samples], options.max_length)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from trl import RewardConfig, RewardTrainer
 
+from rlhf.data.corpus import Corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import DialogueTokenizer
@@ -22,7 +23,7 @@ from rlhf.data.worlds import toy
 from rlhf.evaluation.reward_model import accuracy, scores_of
 from rlhf.files import JsonObject
 from rlhf.models.adapters import reward_from_sft, save_adapter
-from rlhf.models.loading import load_base, load_tokenizer
+from rlhf.models.loading import load_base
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.objectives.ensembles import Ensemble, disagreement
 from rlhf.objectives.losses import margin_ranking_loss
@@ -31,7 +32,6 @@ from rlhf.process import distributed
 from rlhf.recipe import Rm
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
-from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
 from rlhf.stages.supervised.trainer import RunTrainer
@@ -41,14 +41,13 @@ from rlhf.terminal.progress import working
 SAMPLES = 8  # held-out pairs whose scores are kept
 
 
-def run_stage(run: StageRun, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
     """Train the reward model, and measure its accuracy on held-out pairs."""
     recipe = run.loaded.recipe
     options = recipe.options(Rm, run.stage)
     telemetry = Telemetry(device)
 
-    tokenizer = load_tokenizer(run.base)
-    split = load_corpus(run, tokenizer).preferences(run.stage)
+    split = corpus.preferences(run.stage)
     pairs = stage_pairs(run, tokenizer, split, options)
 
     count = options.ensemble or 1

@@ -218,14 +218,16 @@ def _prepare_and_run(
 
 
 def import_stage(stage: StageName) -> StageFn:
-    """Import the module of a stage, with all libraries that it needs. Return its `run_stage`."""
+    """Import the module of a stage, with all libraries that it needs. Return its `run_stage`, which reads its data."""
     name = f"rlhf.stages.{STAGE_TABLE[stage].module or stage}"
     if name not in sys.modules:
         with without_collections():
             import_bitsandbytes()
             importlib.import_module(name)
-    run_stage: StageFn = sys.modules[name].run_stage
-    return run_stage
+    from rlhf.stages.corpus import stage_input
+
+    run_stage = sys.modules[name].run_stage
+    return lambda run, device: run_stage(run, device, *stage_input(run))
 
 
 def progress(run: StageRun) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTConfig, SFTTrainer
 
-from rlhf.data.corpus import Prompt, Split
+from rlhf.data.corpus import Corpus, Prompt, Split
 from rlhf.data.normal import says_something
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
@@ -20,7 +20,7 @@ from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
 from rlhf.evaluation.policies import PolicySamples, heldout_sampling
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.models.adapters import new_adapter, save_adapter
-from rlhf.models.loading import load_base, load_tokenizer
+from rlhf.models.loading import load_base
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Sft
 from rlhf.recipe.stages import FEW_SAMPLES
@@ -28,7 +28,6 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
-from rlhf.stages.corpus import load_corpus
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.forward import IGNORED
 from rlhf.stages.supervised.trainer import RunTrainer
@@ -47,14 +46,12 @@ class _Rows(NamedTuple):
     heldout: list[ScoredText]
 
 
-def run_stage(run: StageRun, device: torch.device) -> Result:
+def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
     """Train the SFT adapter, and measure the perplexity of held-out responses before and after."""
     recipe = run.loaded.recipe
     options = recipe.options(Sft)
     telemetry = Telemetry(device)
 
-    tokenizer = load_tokenizer(run.base)
-    corpus = load_corpus(run, tokenizer)
     demonstrations = corpus.demonstrations()
     rows = _encoded_rows(run, tokenizer, demonstrations)
     prompts = corpus.prompts("sft").test[:FEW_SAMPLES]

@@ -16,6 +16,7 @@ from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import PinnedRecipe
 from rlhf.rollout import speaker as chat
 from rlhf.run.directory import StageRun
+from rlhf.stages.corpus import stage_input
 from rlhf.stages.online.session import begin
 from tests.helpers import GROUP, RECIPE, SMALL, TWO_STEPS, Crash, beside, content_of, crash, run_stages, small
 from tests.lines import read_intact_lines
@@ -77,7 +78,7 @@ def test_policy_and_reference_say_what_the_base_says(trained, tmp_path, trunk):
     out = beside(trained, tmp_path, "pretrain")
     run = ShortRun(out, from_base(rm=None, hardware__trunk=trunk), "ppo")  # which writes no manifest
     run.path.mkdir(parents=True)
-    shared = begin(run, torch.device("cpu"), run.loaded.recipe.online()["ppo"]).shared
+    shared = begin(run, torch.device("cpu"), run.loaded.recipe.online()["ppo"], *stage_input(run)).shared
     ids = torch.randint(10, 300, (3, 9), generator=torch.Generator().manual_seed(0))
     base = load_base(run.base, torch.device("cpu"))
     with torch.no_grad():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import peakmem
-from rlhf.recipe import STAGE_TABLE
+from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES
 from tests.conftest import LONGEST
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +95,27 @@ def test_a_stage_imports_no_other_stage():
     for file in (ROOT / "rlhf/stages").rglob("*.py"):
         imported = {name.split(".")[2] for name in modules(file) if name.startswith("rlhf.stages.")}
         assert not stages & imported - {file.stem}, file
+
+
+def reached(start: str) -> set[str]:
+    """Modules of the package that importing one needs, itself too."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        name = waiting.pop()
+        file = (ROOT / name.replace(".", "/")).with_suffix(".py")
+        if name not in found and file.is_file():
+            found.add(name)
+            waiting += {part for imported in modules(file) for part in (imported, imported.rpartition(".")[0])}
+    return found
+
+
+@pytest.mark.parametrize("stage", TRAINING_STAGES)
+def test_a_stage_that_trains_is_given_its_rows_and_imports_no_reader(stage):
+    """Who reads it meets the types of rows, and none of the modules that read files and find flaws."""
+    found = reached(f"rlhf.stages.{STAGE_TABLE[stage].module or stage}")
+    assert "rlhf.data.corpus" in found
+    assert not {"rlhf.data.formats", "rlhf.data.source", "rlhf.data.quality.flaws"} & found
 
 
 def test_models_and_data_need_no_run_directory():

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import AddedToken, Tokenizer, models
 
 from rlhf.data import chat_template
@@ -14,8 +13,7 @@ from rlhf.data.tokenize import DialogueTokenizer, train
 from rlhf.data.trainable import why_not
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
-from rlhf.stages import pretrain
-from rlhf.stages.corpus import load_corpus
+from rlhf.stages.corpus import load_corpus, stage_input
 from tests.helpers import rlhf, small
 from tests.unit.published_templates import PUBLISHED
 
@@ -255,7 +253,7 @@ def test_a_document_that_spells_a_control_token_stops_pretraining(tmp_path):
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("A\n\nHuman: b", "a<eos>b<pad>") * 9))
     data = {"source": "files", "files": [str(file)], "on_bad_row": "stop", "heldout_fraction": 0.3}
     with pytest.raises(UserError, match=r"texts\.jsonl:2: a text spells the control token '<eos>'"):
-        pretrain.run_stage(StageRun(tmp_path / "runs", small(data=data), "pretrain"), torch.device("cpu"))
+        stage_input(StageRun(tmp_path / "runs", small(data=data), "pretrain"))
 
 
 def test_a_check_with_the_tokenizer_names_what_a_run_refuses(tmp_path, monkeypatch, capsys):

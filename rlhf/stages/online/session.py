@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from rlhf.data.batch import Rollout
-from rlhf.data.corpus import Prompt
+from rlhf.data.corpus import Corpus, Prompt
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import PolicySamples, gains_with_intervals, measure
@@ -17,7 +17,7 @@ from rlhf.evaluation.reward_model import add_reward_models
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.files import remove
 from rlhf.models.adapters import lora_config, save_adapter
-from rlhf.models.loading import base_name, load_base, load_tokenizer
+from rlhf.models.loading import base_name, load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
@@ -31,7 +31,6 @@ from rlhf.rollout.vllm_command import start_command
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
-from rlhf.stages.corpus import load_corpus
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.checkpoints import update_checkpoints
 from rlhf.stages.online.prompts import OnlinePrompts
@@ -46,33 +45,33 @@ from rlhf.terminal.progress import Bar
 LOGGED_PROMPTS = 8  # held-out prompts whose responses are logged
 
 
-def begin(run: StageRun, device: torch.device, options: OnlineOptions) -> "Session":
-    """Read the data and load the models of a run. New adapters are drawn from torch's generator, seeded here."""
+def begin(
+    run: StageRun, device: torch.device, options: OnlineOptions, tokenizer: DialogueTokenizer, corpus: Corpus
+) -> "Session":
+    """Encode the prompts and load the models of a run. New adapters are drawn from torch's generator, seeded here."""
     run.total_steps = options.steps
     telemetry = Telemetry(device)
     client = vllm.Client(options.vllm_url, partial(_server_command, run, options)) if options.vllm_url else None
-    tokenizer = load_tokenizer(run.base)
-    prompts, reward_sum, expected = _read_prompts(run, tokenizer, options, device)
+    prompts, reward_sum = _encode_prompts(run, tokenizer, corpus, options, device)
     run.describe(cuts={"prompts_cut": prompts.cut})
     torch.manual_seed(run.loaded.recipe.seed)
     with telemetry.phase("load"):
         shared = _load_models(run, device, options, tokenizer)
     telemetry.loaded()
     saved = _read_checkpoint(run)
+    expected = expected_answers(corpus)
     return Session(run, device, options, telemetry, client, tokenizer, prompts, reward_sum, shared, saved, expected)
 
 
-def _read_prompts(
-    run: StageRun, tokenizer: DialogueTokenizer, options: OnlineOptions, device: torch.device
-) -> tuple[OnlinePrompts, RewardSum | None, dict[Prompt, str]]:
-    """Return the prompts, the rewards where the score is a sum of them, and what answers the first held-out prompts."""
-    corpus, reward_sum = load_corpus(run, tokenizer), None
-    split = corpus.prompts(run.stage)
+def _encode_prompts(
+    run: StageRun, tokenizer: DialogueTokenizer, corpus: Corpus, options: OnlineOptions, device: torch.device
+) -> tuple[OnlinePrompts, RewardSum | None]:
+    """Return the prompts, and the rewards where the score is a sum of them."""
+    split, reward_sum = corpus.prompts(run.stage), None
     if options.sums_rewards:
         reward_sum = RewardSum(run.stage, options, corpus.right_answers(), tokenizer, run.path, device=device.type)
         split = reward_sum.usable(split)
-    prompts = OnlinePrompts(split, tokenizer, options, run.loaded.recipe.seed)
-    return prompts, reward_sum, expected_answers(corpus)
+    return OnlinePrompts(split, tokenizer, options, run.loaded.recipe.seed), reward_sum
 
 
 def _load_models(
