@@ -1,8 +1,8 @@
 """The stages of a chain, in one table: all that code for every stage has to know of each.
 
-A stage is a row of this table, a section of the recipe (schema.py) and a module with `run` (rlhf/stages). Recipes,
-chains, plans, checks during training, reports and the command line read the table, and name no stage themselves.
-Nothing here imports torch.
+A stage is a row of this table, a section of the recipe (schema.py) and a module with `run_stage` (rlhf/stages).
+Recipes, chains, plans, checks during training, reports and the command line read the table. Where they need one stage,
+such as the results of SFT, they name it by a constant of this module. Nothing here imports torch.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from typing import Final, Literal, NamedTuple, get_args
 from rlhf.errors import UserError
 from rlhf.recipe.seeds import SeedName
 
-StageName = Literal["pretrain", "sft", "rm", "second_rm", "ppo", "rloo", "grpo", "dpo", "kto", "evaluate", "merge"]
-OnlineName = Literal["ppo", "rloo", "grpo"]  # stages that learn from their own samples
-GroupName = Literal["rloo", "grpo"]  # those of them that compare several responses to a prompt
-TrainingName = Literal["sft", "rm", "second_rm", "ppo", "rloo", "grpo", "dpo", "kto"]  # stages that train an adapter
 RewardModelName = Literal["rm", "second_rm"]
-PolicyName = Literal["ppo", "rloo", "grpo", "dpo", "kto"]  # stages whose policy is compared with where it started
+GroupName = Literal["rloo", "grpo"]  # stages that compare several responses to a prompt
+OnlineName = Literal["ppo", GroupName]  # stages that learn from their own samples
+PolicyName = Literal[OnlineName, "dpo", "kto"]  # stages whose policy is compared with where it started
+TrainingName = Literal["sft", RewardModelName, PolicyName]  # stages that train an adapter
+StageName = Literal["pretrain", TrainingName, "evaluate", "merge"]
 PolicyStart = Literal["sft", "base"]  # where policies start: SFT's adapter, or the base without one
 PolicyLabel = PolicyStart | PolicyName  # what an evaluation measures
 
@@ -171,7 +171,7 @@ STAGE_TABLE: dict[StageName, Stage] = {
         curves=(_LOSS_OF_TOKENS,),
     ),
     "rm": _reward_model("reward model", (1, 1)),
-    "second_rm": _reward_model("second reward model", (1, 0), module="rm", seed="second_rm"),
+    "second_rm": _reward_model("second reward model", (1, 0), module="rm", seed="second_model"),
     "ppo": Stage(
         title="PPO",
         place=(0, 2),
