@@ -23,6 +23,7 @@ NO_DIFFERENCE: Final = "no difference"
 NOT_KNOWN: Final = "not known yet"
 OF_EVALUATIONS: Final = "eval/"  # how keys of metrics.jsonl begin that were measured on held-out rows
 HELDOUT_PROMPTS: Final = "heldout_prompts"  # metric: the number of prompts that a policy's figures are of
+CHOSEN_AMONG: Final = "chosen_among_checkpoints"  # metric: of how many the rows of the figures chose the result
 START_IN_WORDS: dict[PolicyStart, str] = {SFT: "SFT", "base": "the base"}
 SD = "standard deviations"
 NEGLIGIBLE_SD = 0.1  # standard deviations; Cohen calls twice that small
@@ -88,7 +89,8 @@ class Gain(NamedTuple):
 
     `unit` is that of the gain; "" is the metric's own. Without an interval `low` and `high` are None. `prompts` is None
     where a record does not say of how many the figures are. `key` is the metric's name in records. `no_verdict` are the
-    shares of the start's and the policy's answers that have none; they are in no figure.
+    shares of the start's and the policy's answers that have none; they are in no figure. `chosen_among` is the number
+    of checkpoints among which the prompts of these figures chose the policy; None where others chose, or nothing did.
     """
 
     stage: StageName
@@ -103,6 +105,7 @@ class Gain(NamedTuple):
     prompts: int | None = None
     key: str = ""
     no_verdict: tuple[float, float] = (0.0, 0.0)
+    chosen_among: int | None = None
 
     @property
     def interval(self) -> Ends | None:
@@ -141,7 +144,10 @@ class Gain(NamedTuple):
         if any(self.no_verdict):
             before, after = (f"{100 * share:.3g} %" for share in self.no_verdict)
             text += f" of answers with a verdict ({before} before and {after} after have none)"
-        text += f"{of_prompts(self.prompts)}: {self.verdict}"
+        text += of_prompts(self.prompts)
+        if self.chosen_among is not None:
+            text += f" that chose it among {self.chosen_among} checkpoints, so that it looks too good"
+        text += f": {self.verdict}"
         return text if self.verdict != NOT_KNOWN else f"{text}; {way_to_know(self.value, self.interval, self.prompts)}"
 
 
@@ -175,7 +181,7 @@ def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, 
         for key in metrics
         if key.startswith(f"{prefix}reward_") and key.endswith("_gain")
     ]
-    prompts = metrics.get(f"{prefix}{HELDOUT_PROMPTS}")
+    prompts, among = metrics.get(f"{prefix}{HELDOUT_PROMPTS}"), metrics.get(f"{prefix}{CHOSEN_AMONG}")
     for name in judgements(functions):
         key = f"{name}_gain" if name in functions else f"{name}_gain_sd"
         start, end = metrics.get(start_key.format(origin=origin, name=name)), metrics.get(prefix + name)
@@ -185,6 +191,6 @@ def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, 
             number = None if prompts is None else int(prompts)
             of_start = start_key.format(origin=origin, name=f"{name}_no_verdict")
             shares = metrics.get(of_start) or 0.0, metrics.get(f"{prefix}{name}_no_verdict") or 0.0
-            unit = SD * key.endswith("_sd")
-            return Gain(stage, title, start, end, value, low, high, unit, origin, number, name, shares)
+            unit, chosen = SD * key.endswith("_sd"), None if among is None else int(among)
+            return Gain(stage, title, start, end, value, low, high, unit, origin, number, name, shares, chosen)
     return None

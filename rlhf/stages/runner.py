@@ -1,6 +1,7 @@
 """Runs one stage: locks its directory, predicts its memory, starts trackers and explains errors."""
 
 import importlib
+import math
 import shlex
 import shutil
 import sys
@@ -23,7 +24,9 @@ from rlhf.recipe import (
     MODEL_REWARD,
     PRETRAIN,
     STAGE_TABLE,
+    Dialogues,
     Evaluate,
+    OnlineBase,
     OnlineOptions,
     PinnedRecipe,
     PolicyName,
@@ -35,6 +38,7 @@ from rlhf.recipe import (
 from rlhf.run import card
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
+from rlhf.run.evidence import CHOSEN_AMONG
 from rlhf.run.finished import follow_base, verified
 from rlhf.run.layout import SUMMARY
 from rlhf.run.records import Summary
@@ -114,10 +118,24 @@ def execute(
             tracking.check(report_to)
             with quiet_libraries():
                 result, predicted = _prepare_and_run(run, bool(resume), report_to, preflight, stop_on)
-            summary = run.finish(result.metrics, result.costs, predicted)
+            summary = run.finish(result.metrics | _chosen_among(run), result.costs, predicted)
             if run.is_main:
                 card.write(run.run_directory)
             return Executed(summary, result, run.path)
+
+
+def _chosen_among(run: StageRun) -> dict[str, float]:
+    """Return the metric that says that the rows of the figures chose the result, where they did, among how many.
+
+    Without `data.validation_fraction` the held-out rows that `adapter: best` compares checkpoints on are those of the
+    figures: the largest of several noisy numbers is too large.
+    """
+    recipe = run.loaded.recipe
+    options = recipe.section(run.stage)
+    if not isinstance(options, Dialogues | OnlineBase) or options.adapter != "best":
+        return {}
+    among = math.ceil(run.total_steps / options.save_steps)
+    return {CHOSEN_AMONG: among} if among > 1 and recipe.data.validation_fraction is None else {}
 
 
 def check_section(loaded: PinnedRecipe, stage: StageName) -> None:

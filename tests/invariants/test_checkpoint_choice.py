@@ -99,7 +99,8 @@ def test_the_result_is_the_best_checkpoint_where_the_recipe_says_so(done, traine
     out = beside(trained, tmp_path, *PARENTS[stage])
     choose = trainer.choose_checkpoint
     monkeypatch.setattr(trainer, "choose_checkpoint", lambda run: choose(run) and 4)  # the last may well be the best
-    run_stages(evaluated(stage, **{f"{stage}__adapter": "best"}), out, stage)
+    summary = run_stages(evaluated(stage, **{f"{stage}__adapter": "best"}), out, stage)
+    assert summary["metrics"]["chosen_among_checkpoints"] == 2, "by the rows of its figures"
     folder = out / ROOT / stage
     result, chosen = (load_file(folder / file) for file in (ADAPTER, f"checkpoints/step-000004/{ADAPTER[8:]}"))
     assert result.keys() == chosen.keys()

@@ -1,6 +1,8 @@
 """The verdict on a difference of figures of held-out prompts, and how to know where there is none."""
 
 import random
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -10,9 +12,11 @@ from rlhf.evaluation import compare
 from rlhf.files import sha256
 from rlhf.report import overview
 from rlhf.run import evidence
+from rlhf.run.directory import StageRun
 from rlhf.run.evidence import Gain
+from rlhf.stages import runner
 from rlhf.stats import mean_interval
-from tests.helpers import not_none
+from tests.helpers import not_none, small
 from tests.records import summary_of, write_records
 
 WORDS = {(0.1, 0.4): "better", (-0.4, -0.1): "worse", (-0.1, 0.4): "not known yet", (-0.05, 0.08): "not known yet"}
@@ -47,6 +51,39 @@ def test_the_number_of_prompts_stands_beside_the_gain_and_what_would_tell_beside
     assert "`rlhf run evaluate` measures an interval" in gain_of(-0.26, None, prompts=None).in_words()
     assert gain_of(0.0, None).in_words().endswith("not known yet; the same difference for every prompt has no interval")
     assert "more prompts would tell" in gain_of(0.0, (-0.1, 0.1)).in_words()
+
+
+def test_what_is_in_no_figure_and_what_its_own_figures_chose_is_said():
+    metrics = {
+        "score": 0.5,
+        "score_sft": 0.2,
+        "score_gain_sd": 0.3,
+        "score_gain_sd_low": 0.1,
+        "score_gain_sd_high": 0.5,
+    }
+    metrics |= {"response_length_sft": 9.0, "heldout_prompts": 64, "score_no_verdict": 0.25}
+    plain = "+0.30 standard deviations (95 %: +0.10 to +0.50)"
+    unjudged = f"{plain} of answers with a verdict (0 % before and 25 % after have none) on 64 held-out prompts"
+    assert not_none(evidence.gain_of_stage("ppo", metrics)).in_words() == f"{unjudged}: better"
+    chosen = f"{unjudged} that chose it among 5 checkpoints, so that it looks too good: better"
+    assert not_none(evidence.gain_of_stage("ppo", metrics | {"chosen_among_checkpoints": 5})).in_words() == chosen
+
+
+@pytest.mark.parametrize("stage", ["ppo", "sft"])
+@pytest.mark.parametrize(
+    ("changes", "among"),
+    [
+        ({"adapter": "best"}, 3),
+        ({"adapter": "best", "save_steps": 6}, None),  # one alone was not chosen
+        ({"adapter": "last"}, None),
+        ({"adapter": "best", "data__validation_fraction": 0.02}, None),
+    ],
+)
+def test_a_result_that_the_rows_of_its_figures_chose_is_marked(stage, changes, among):
+    settings = {"eval_steps": 2, "save_steps": 2, "logging_steps": 1, **changes}
+    loaded = small(**{key if "__" in key else f"{stage}__{key}": value for key, value in settings.items()})
+    run = cast(StageRun, SimpleNamespace(loaded=loaded, stage=stage, total_steps=5))
+    assert runner._chosen_among(run).get("chosen_among_checkpoints") == among
 
 
 @pytest.mark.parametrize("shift", [0.2, -0.5])
