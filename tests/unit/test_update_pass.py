@@ -80,7 +80,13 @@ def test_a_captured_pass_holds_nothing_that_a_capture_refuses(tmp_path, monkeypa
         rollout = collate([[5] * n for n in (300, 200, 384, 120)], [[7] * n for n in (128, 100, 128, 90)], 0, 2, META)
         of_slots, of_rows = torch.zeros(4, 128, device=META), torch.zeros(4, device=META)
         tensors: dict[str, Any] = {field.name: of_slots for field in fields(Batch) if field.name != "rollout"}
-        tensors |= {"sampling_weights": None, "over_cap": None, "scores": of_rows, "shaped_scores": of_rows}
+        tensors |= {
+            "sampling_weights": None,
+            "over_cap": None,
+            "judged": None,
+            "scores": of_rows,
+            "shaped_scores": of_rows,
+        }
         batch = Batch(rollout=rollout, **tensors)
         learner = Learner(shared, options, ScoreNorm(), [*head.parameters()])
 
