@@ -4,6 +4,7 @@ torch is imported only inside functions, so that the variables can be set before
 """
 
 import functools
+import gc
 import itertools
 import os
 from collections.abc import Iterator
@@ -101,7 +102,7 @@ def capturing(graph: "torch.cuda.CUDAGraph", shares: bool = False, pool: Any = N
     stream, current = _capture_stream(shares), torch.cuda.current_stream()
     pool = pool or torch.cuda.graph_pool_handle()
     stream.wait_stream(current)
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), _keeping_garbage():
         # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are not errors.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
@@ -112,6 +113,18 @@ def capturing(graph: "torch.cuda.CUDAGraph", shares: bool = False, pool: Any = N
             raise
         _end(graph, pool)
     current.wait_stream(stream)
+
+
+@contextmanager
+def _keeping_garbage() -> Iterator[None]:
+    """Let Python collect no garbage in the block. To destroy a graph in it would end a capture in torch 2.11."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _end(graph: "torch.cuda.CUDAGraph", pool: Any) -> None:

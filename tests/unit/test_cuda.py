@@ -1,6 +1,7 @@
 """CUDA settings that can be checked without a GPU: variables, the choice of kernels, the memory cap."""
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -275,13 +276,13 @@ def test_after_a_refused_capture_the_allocator_is_in_none(monkeypatch, leaves, s
     with pytest.raises(RuntimeError, match=says or "previous error"), cuda.capturing(graph, pool=pool):
         if says:
             raise RuntimeError(says)
-    cuda._capture_stream.cache_clear()
     assert not recorder.underway and recorder.uses == leaves
+    assert gc.isenabled()
     recorder.invalid = False
     with cuda.capturing(graph, pool=pool):
-        pass
+        assert not gc.isenabled(), "a graph among the garbage would be destroyed, which may end a capture"
     cuda._capture_stream.cache_clear()
-    assert not recorder.underway
+    assert not recorder.underway and gc.isenabled()
 
 
 def test_determinism_is_no_other_run():
