@@ -86,6 +86,7 @@ def _fit(
     """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
     recipe = run.loaded.recipe
     options = recipe.options(Kto)
+    batch_size = options.per_device_train_batch_size
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
         model = policy_at_its_start(run, device)
@@ -100,8 +101,8 @@ def _fit(
             desirable_weight=options.desirable_weight,
             undesirable_weight=options.undesirable_weight,
         ),
-        train_dataset=rows_to_dataset(_rows(training, options.per_device_train_batch_size)),
-        eval_dataset=rows_to_dataset(_rows(validation, options.per_device_train_batch_size)) if validation else None,
+        train_dataset=rows_to_dataset(_rows(training, batch_size, "max_samples")),
+        eval_dataset=rows_to_dataset(_rows(validation, batch_size, "max_eval_samples")) if validation else None,
         processing_class=tokenizer.hf,
     )
     lengths = [len(judged.row.prompt) + len(judged.row.response) for judged in training]
@@ -125,12 +126,12 @@ def _encode(tokenizer: DialogueTokenizer, rows: Sequence[Example], options: Kto)
     return judged, {**counts, "answers_dropped": len(rows) - len(judged)}
 
 
-def _rows(rows: Sequence[Judged], batch_size: int) -> list[dict[str, object]]:
+def _rows(rows: Sequence[Judged], batch_size: int, key: str) -> list[dict[str, object]]:
     """Return the rows that TRL's collator takes; each has the answer to another prompt, from which z is estimated.
 
     It is that of the nearest row before it with another prompt, round its micro-batch. Where the micro-batch has one
     prompt alone, as a last one of one row has, it comes from the rows before the micro-batch, round them all. Raises
-    UserError where all rows have one prompt.
+    UserError where all rows have one prompt. `key` of the recipe limits their number.
     """
     taken: list[dict[str, object]] = []
     for number, (row, good) in enumerate(rows):
@@ -141,7 +142,10 @@ def _rows(rows: Sequence[Judged], batch_size: int) -> list[dict[str, object]]:
         others = (rows[i].row for i in itertools.chain(in_batch, outside))
         other = next((judged.response for judged in others if judged.prompt != row.prompt), None)
         if other is None:
-            raise UserError(f"kto: {counted(len(rows), 'answer')} to one prompt; it needs answers to several prompts")
+            raise UserError(
+                f"kto.{key}: {counted(len(rows), 'answer')} to one prompt, and KTO compares answers to several: raise "
+                "it, or add a file with --data"
+            )
         ids = {"prompt_ids": row.prompt, "completion_ids": row.response, "KL_completion_ids": other}
         taken.append({**ids, "label": good})
     return taken

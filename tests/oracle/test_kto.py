@@ -125,10 +125,10 @@ def test_z_is_estimated_from_answers_to_other_prompts(prompts, batch_size):
     """Of the same micro-batch, unless that has one prompt alone; of different prompts they are all its answers."""
     judged = [kto.Judged(Encoded([prompt], [10 + i]), good=i % 2 == 0) for i, prompt in enumerate(prompts)]
     if len(set(prompts)) == 1:
-        with pytest.raises(UserError, match="to one prompt; it needs answers to several prompts"):
-            kto._rows(judged, batch_size)
+        with pytest.raises(UserError, match=r"^kto\.max_samples: \d+ answers? to one prompt, and KTO"):
+            kto._rows(judged, batch_size, "max_samples")
         return
-    rows = kto._rows(judged, batch_size)
+    rows = kto._rows(judged, batch_size, "max_samples")
     others = [cast(list[int], row["KL_completion_ids"])[0] - 10 for row in rows]
     assert [row["completion_ids"] for row in rows] == [[10 + i] for i in range(len(prompts))]
     assert all(prompts[other] != prompt for other, prompt in zip(others, prompts, strict=True))
