@@ -296,7 +296,7 @@ def further_metrics(
             per_prompt_means(_won(difference), after.samples_per_prompt).tolist(),
             per_prompt_means(length_differences, after.samples_per_prompt).tolist(),
         )
-        metrics[f"ties_vs_{start}"] = int((difference == 0).sum()) / max(1, int(judged.sum()))
+        metrics[f"ties_vs_{start}"] = (difference[judged] == 0).double().mean().item()
         if controlled is not None:
             rate = f"lc_win_rate_vs_{start}"
             metrics |= {rate: controlled.value, f"{rate}_low": controlled.low, f"{rate}_high": controlled.high}

@@ -229,6 +229,18 @@ def test_too_few_verdicts_take_no_step(trained, rollout, judged, capsys):
     assert f"no update in step 1: {len(judged)} of 8 responses are judged" in capsys.readouterr().err
 
 
+def test_advantages_that_are_the_rounding_of_returns_are_zero(trained, rollout, monkeypatch):
+    """A critic that knows every return but for its last bit leaves nothing to learn; one more of 700 is a signal."""
+    settings = {"gamma": 1.0, "lam": 1.0, "kl_coef": 0.0, "missing_eos_penalty": None}
+    learner = new_learner(trained, options(**ALONE, **settings))
+    bits = torch.arange(rollout.mask.shape[1]) % 2
+    known = (700 * (1 + bits * torch.finfo().eps)).expand_as(rollout.mask), torch.zeros(rollout.mask.shape)
+    monkeypatch.setattr(role_passes, "old_logprobs_and_values", lambda *given: known[::-1])
+    assert not ppo.make_batch(learner, rollout, torch.full((8,), 700.0)).advantages.any()
+    better = torch.tensor([700.0] * 7 + [701.0])
+    assert ppo.make_batch(learner, rollout, better).advantages[rollout.mask].std().item() == pytest.approx(1, rel=1e-3)
+
+
 def test_a_minibatch_without_a_verdict_takes_no_step(trained, rollout):
     numbers = torch.full((8,), math.nan)
     numbers[LENGTHS.index(max(LENGTHS))] = 1.0
