@@ -11,7 +11,6 @@ from rlhf.new import make as new_recipe
 from rlhf.new.options import FIRST_MINUTES, TEMPLATES, ChosenCard, NewOptions, TemplateName
 from rlhf.plan import machine
 from rlhf.plan.predict import Predictor, card_needed_bytes
-from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PolicyStart, root_for_new
 from rlhf.recipe.stages import GRPO, STARTS
 from rlhf.terminal import screen
@@ -132,7 +131,7 @@ def new(
         minutes=minutes,
     )
     folder = root or root_for_new()
-    with quiet_libraries(), Predictor() as predictor, working(f"reading {options.model}") as say:
+    with Predictor() as predictor, working("reading what the options name") as say:
         created = new_recipe.make(folder, options, predictor, say)
     name = f"{created.loaded.name} {created.loaded.version}"
     if created.rates:

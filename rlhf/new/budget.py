@@ -44,37 +44,50 @@ def within(minutes: float, content: Content, times: Callable[[Content], Times]) 
 
     All stages get the same part of their steps and rows. Raises UserError where not even FEWEST steps fit.
     """
-
-    def of(steps: int) -> tuple[Content, float]:
-        part = _part(content, steps)
-        for heldout in HELDOUT:
-            tried = part._replace(heldout=heldout, heldout_rows=heldout)
-            if any(STAGE_TABLE[stage].samples == "all" for stage in content.trained):
-                tried = tried._replace(sampled=heldout)  # those stages sample as many as `evaluate`
-            projected = times(tried)
-            if projected.evaluating <= EVALUATED * projected.total:
-                break
-        return tried, projected.total
-
-    whole, whole_minutes = of(content.steps)
+    whole, whole_minutes = _projected(content, content.steps, times)
     if whole_minutes <= minutes:
         return Chosen(whole, whole_minutes, whole, whole_minutes)
     fits, too_long = FEWEST, content.steps
-    least, least_minutes = of(fits)
-    if least_minutes > minutes:
-        raise UserError(
-            f"{minutes:g} minutes are too few: {FEWEST} steps are projected to take {least_minutes:.0f} minutes here; "
-            f"--minutes {least_minutes + 0.5:.0f} allows them, or choose a smaller model or a lower --max-length"
-        )
-    chosen, taken = least, least_minutes
+    chosen, taken = _projected(content, fits, times)
+    if taken > minutes:
+        raise UserError(too_few(minutes, taken))
     while fits + 1 < too_long:
         middle = (fits + too_long) // 2
-        tried, projected = of(middle)
+        tried, projected = _projected(content, middle, times)
         if projected <= minutes:
             fits, chosen, taken = middle, tried, projected
         else:
             too_long = middle
     return Chosen(chosen, taken, whole, whole_minutes)
+
+
+def least(content: Content, times: Callable[[Content], Times]) -> float:
+    """Return the projected minutes of FEWEST steps."""
+    return _projected(content, FEWEST, times)[1]
+
+
+def too_few(minutes: float, most: float, least: float | None = None) -> str:
+    """Return that a budget is too small, and one that is enough. `least`: what the steps take with short answers."""
+    takes = f"{most:.0f} minutes here"
+    if least is not None:
+        takes = f"{least:.1f} to {takes}, by the length of the base's answers"
+    return (
+        f"{minutes:g} minutes are too few: {FEWEST} steps are projected to take {takes}; "
+        f"--minutes {most + 0.5:.0f} allows them, or choose a smaller model or a lower --max-length"
+    )
+
+
+def _projected(content: Content, steps: int, times: Callable[[Content], Times]) -> tuple[Content, float]:
+    """Return the content with so many steps, as many held-out prompts as EVALUATED allows, and its minutes."""
+    part = _part(content, steps)
+    for heldout in HELDOUT:
+        tried = part._replace(heldout=heldout, heldout_rows=heldout)
+        if any(STAGE_TABLE[stage].samples == "all" for stage in content.trained):
+            tried = tried._replace(sampled=heldout)  # those stages sample as many as `evaluate`
+        projected = times(tried)
+        if projected.evaluating <= EVALUATED * projected.total:
+            break
+    return tried, projected.total
 
 
 def _part(content: Content, steps: int) -> Content:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf import recipe as recipes
+from rlhf.data.formats import ParsedRows
 from rlhf.errors import OptionError
 from rlhf.new.data import DataSet, OwnData, read_data
 from rlhf.new.model import ModelFacts, ModelFiles
@@ -110,10 +111,13 @@ class Content(NamedTuple):
         return content
 
 
-def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> Content:
-    """Return what the templates are filled with, before settings that need less memory are searched for."""
+def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts, rows: ParsedRows | None) -> Content:
+    """Return what the templates are filled with, before settings that need less memory are searched for.
+
+    rows: of the files that --data names, as `check_data` returns them.
+    """
     chat = facts.tokenizer_settings["template"] == "chat"
-    data = read_data(options, options.data or ("ultrafeedback" if chat else "hh",), facts.tokenizer)
+    data = read_data(options, rows, options.data or ("ultrafeedback" if chat else "hh",), facts.tokenizer)
     data_name = options.task or (data.name.rpartition("/")[2] if isinstance(data, DataSet) else "data of your own")
     model_name = Path(model.name).name
     known = (data.pairs or data.prompts) if isinstance(data, OwnData) else None

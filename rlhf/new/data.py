@@ -2,7 +2,8 @@
 
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 ASKED = 32  # prompts that are kept to ask a base
 TASK_ROWS = 1_000  # questions of a task: seconds for most generators, minutes for those that solve puzzles
+FIRST_QUESTIONS = 4  # of them, which show what kind of rows they are
 SHORTEST = 128  # tokens of a sequence: a policy may say more than the rows
 
 
@@ -101,23 +103,45 @@ def check_files(options: NewOptions) -> None:
             raise OptionError(no_such("file", f"--data {file or repr('')}", way_out))
 
 
-def read_data(options: NewOptions, names: tuple[str, ...], tokenizer: "DialogueTokenizer") -> DataSet | OwnData:
-    """Return the data that --data names: files that can be read, or a pinned set. Raises OptionError, UserError.
+def check_data(options: NewOptions) -> ParsedRows | None:
+    """Return the rows of the files that --data names, before any model is read; None for a pinned set or a task.
 
-    The rows must be those that the stages and the rewards need.
+    The rows must be those that the stages and the rewards need; a few questions stand for all of a task. Raises
+    OptionError, UserError.
     """
     if options.task:
-        return _task_data(options, options.task, tokenizer)
-    functions = [reward_functions.find(name, "--reward") for name in options.rewards if name != MODEL_REWARD]
-    comparing = [function for function in functions if function.needs_answer]
-    if len(names) == 1 and names[0] in DATA_SETS:
-        if comparing:
+        with _task_rows(options.task, FIRST_QUESTIONS) as rows:
+            _check_rows(options, f"--task {options.task}", rows)
+        return None
+    if not options.data or (len(options.data) == 1 and options.data[0] in DATA_SETS):
+        if comparing := _comparing(options):
             raise OptionError(f"--reward {comparing[0].name} needs right answers: name a file of them with --data")
-        return DATA_SETS[names[0]]
-    files = tuple(str(Path(file).resolve()) for file in names)
+        return None
+    files = [str(Path(file).resolve()) for file in options.data]
     rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE)
-    _check_kinds(options, names[0], rows)
-    _check_answers(comparing, names[0], rows)
+    _check_rows(options, f"--data {options.data[0]}", rows)
+    return rows
+
+
+def read_data(
+    options: NewOptions, rows: ParsedRows | None, names: tuple[str, ...], tokenizer: "DialogueTokenizer"
+) -> DataSet | OwnData:
+    """Return the data that --data names, whose `rows` were read by `check_data`, or that a task makes.
+
+    names: --data, or the pinned set that is taken without it. Raises UserError for a task whose questions do not suit.
+    """
+    if options.task:
+        with _task_rows(options.task, TASK_ROWS) as made:
+            _check_rows(options, f"--task {options.task}", made)
+            own = _own_data(made, (), tokenizer)
+            section = _task_section(options.task, len(made.rows))
+            return own._replace(task=section)
+    if rows is None:
+        return DATA_SETS[names[0]]
+    return _own_data(rows, tuple(str(Path(file).resolve()) for file in names), tokenizer)
+
+
+def _own_data(rows: ParsedRows, files: tuple[str, ...], tokenizer: "DialogueTokenizer") -> OwnData:
     asked = {row.prompt: _answer(row) for row in rows.rows if not isinstance(row, Document)}
     sample = random.Random(0).sample(sorted(asked, key=repr), min(SAMPLE, len(asked)))
     ids, _ = tokenizer.encode_prompts(sample, UNCUT)
@@ -131,23 +155,36 @@ def read_data(options: NewOptions, names: tuple[str, ...], tokenizer: "DialogueT
     )
 
 
-def _task_data(options: NewOptions, task: str, tokenizer: "DialogueTokenizer") -> OwnData:
-    """Return the data of a task of reasoning-gym, as a run will make them. Raises UserError where it cannot."""
-    version = package_version("reasoning-gym") or "0"
-    section = {"version": version, "task": task, "size": TASK_ROWS}
+def _task_section(task: str, size: int) -> dict[str, object]:
+    """Return the keys of data.reasoning_gym."""
+    return {"version": package_version("reasoning-gym") or "0", "task": task, "size": size}
+
+
+@contextmanager
+def _task_rows(task: str, size: int) -> Iterator[ParsedRows]:
+    """Give questions of a task of reasoning-gym, as a run will make them. Raises UserError where it cannot."""
     with tempfile.TemporaryDirectory(prefix="rlhf-task-") as folder:
-        rows = read_tasks(ReasoningGym.model_validate(section), 0, Path(folder), complete=False)
-        files = tuple(file.name for file in rows.report.files)
-        own = read_data(options._replace(task=None, data=files), files, tokenizer)
-    assert isinstance(own, OwnData)
-    return own._replace(files=(), task=section | {"size": len(rows.rows)})
+        section = ReasoningGym.model_validate(_task_section(task, size))
+        yield read_tasks(section, 0, Path(folder), complete=False)
+
+
+def _comparing(options: NewOptions) -> list[RewardFunction]:
+    """Return the rewards that compare with a right answer."""
+    functions = [reward_functions.find(name, "--reward") for name in options.rewards if name != MODEL_REWARD]
+    return [function for function in functions if function.needs_answer]
+
+
+def _check_rows(options: NewOptions, source: str, rows: ParsedRows) -> None:
+    """Raise UserError where a stage or a reward has no rows that it could use."""
+    _check_kinds(options, source, rows)
+    _check_answers(_comparing(options), source, rows)
 
 
 def _answer(row: Example | PreferencePair | PromptOnly) -> str | None:
     return None if isinstance(row, PreferencePair) else row.right_answer
 
 
-def _check_kinds(options: NewOptions, file: str, rows: ParsedRows) -> None:
+def _check_kinds(options: NewOptions, source: str, rows: ParsedRows) -> None:
     """Raise UserError where a stage has no rows that it could learn from."""
     on_pairs = [STAGE_TABLE[stage].title for stage in options.stages if STAGE_TABLE[stage].rows == "pairs"]
     needing = ["the reward model"] * options.has_reward_model + on_pairs
@@ -156,27 +193,27 @@ def _check_kinds(options: NewOptions, file: str, rows: ParsedRows) -> None:
         instead = "; --reward NAME, a function, needs none" if functions_may else ""
         if options.rewards and not options.has_reward_model:
             instead = f"; --stages {GRPO} needs none"
-        raise UserError(f"--data {file}: no preference pairs, which {needing[0]} needs{instead} (docs/data.md)")
+        raise UserError(f"{source}: no preference pairs, which {needing[0]} needs{instead} (docs/data.md)")
     judged = [STAGE_TABLE[stage].title for stage in options.stages if STAGE_TABLE[stage].rows == "judged"]
     if judged and not (rows.pairs or any(example.good is not None for example in rows.examples)):
-        raise UserError(f"--data {file}: no {JUDGED}, which {judged[0]} needs (docs/data.md)")
+        raise UserError(f"{source}: no {JUDGED}, which {judged[0]} needs (docs/data.md)")
     if options.policy_start == SFT and not (rows.pairs or any(example.good is not False for example in rows.examples)):
-        raise UserError(f"--data {file}: no responses, which SFT needs: --start base leaves it out (docs/data.md)")
+        raise UserError(f"{source}: no responses, which SFT needs: --start base leaves it out (docs/data.md)")
     if not (rows.pairs or rows.examples or rows.bare_prompts):
-        raise UserError(f"--data {file}: no prompts there (docs/data.md)")
+        raise UserError(f"{source}: no prompts there (docs/data.md)")
 
 
-def _check_answers(comparing: Sequence[RewardFunction], file: str, rows: ParsedRows) -> None:
+def _check_answers(comparing: Sequence[RewardFunction], source: str, rows: ParsedRows) -> None:
     """Raise UserError where a reward has no right answers to compare with, or one that no response can match."""
     judged: list[Example | PromptOnly] = [*rows.examples, *rows.bare_prompts]
     answers = [(row.source, row.right_answer) for row in judged if row.right_answer is not None]
     for function in comparing:
         if not answers:
             wanted = '{"prompt", "answer"} (docs/data.md)'
-            raise UserError(f"--data {file}: no right answers, which --reward {function.name} needs: rows of {wanted}")
-        for (source, _), fault in zip(answers, function.answer_faults([a for _, a in answers]), strict=True):
+            raise UserError(f"{source}: no right answers, which --reward {function.name} needs: rows of {wanted}")
+        for (place, _), fault in zip(answers, function.answer_faults([a for _, a in answers]), strict=True):
             if fault is not None:
-                raise UserError(f"{source}: --reward {function.name} cannot compare with its answer: it {fault}")
+                raise UserError(f"{place}: --reward {function.name} cannot compare with its answer: it {fault}")
 
 
 def _longest(pairs: Sequence[PreferencePair], tokenizer: "DialogueTokenizer") -> int:

@@ -16,20 +16,22 @@ from typing import NamedTuple
 
 from peakmem import cards
 from rlhf import recipe as recipes
+from rlhf.data.formats import ParsedRows
 from rlhf.errors import OptionError, UserError
 from rlhf.files import sync_tree
 from rlhf.new import budget, probe
 from rlhf.new.content import Content, initial_content, render
-from rlhf.new.data import OwnData, check_files
-from rlhf.new.model import ModelFacts, describe, read_model
+from rlhf.new.data import OwnData, check_data, check_files
+from rlhf.new.model import ModelFacts, check_name, describe, read_model
 from rlhf.new.options import KNOWN_CARDS, ChosenCard, NewOptions
 from rlhf.plan import machine, prediction_file
 from rlhf.plan import plan as planning
 from rlhf.plan.fit import USABLE, Fit, fit
-from rlhf.plan.own_rows import read_rows
+from rlhf.plan.own_rows import OwnRows, read_rows
 from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.plan.strategies import four_bit_changes, micro_batch
 from rlhf.process.guest.host import ended_afterwards
+from rlhf.process.libraries import quiet_libraries
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import (
     MODEL_REWARD,
@@ -47,6 +49,7 @@ from rlhf.stages.online import reward_functions
 from rlhf.terminal.progress import Work
 from rlhf.terminal.wording import GB
 
+ASKING = 0.2  # of --minutes, at most: a busy machine takes minutes for what else takes seconds
 SIZES_GB = (6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)  # memory of cards that are sold
 Say = Callable[[str], None]
 
@@ -79,10 +82,9 @@ def check_rewards(options: NewOptions) -> None:
     """Raise OptionError for rewards that no stage would use, UserError for one that cannot be found."""
     if options.rewards and not set(options.stages) & set(ONLINE):
         raise OptionError(f"--reward is for {', '.join(ONLINE)}: name one of them with --stages")
-    with ended_afterwards():
-        for name in options.rewards:
-            if name != MODEL_REWARD:
-                reward_functions.find(name, "--reward")
+    for name in options.rewards:
+        if name != MODEL_REWARD:
+            reward_functions.find(name, "--reward")
 
 
 def target_of(recipes_root: Path, options: NewOptions) -> Path:
@@ -195,89 +197,144 @@ class NewRecipe(NamedTuple):
     notes: tuple[str, ...]  # what was found out for this recipe
 
 
+def check(recipes_root: Path, options: NewOptions) -> tuple[Path, ParsedRows | None]:
+    """Return the folder of the new recipe, and the rows of own files. Nothing is downloaded or loaded for it.
+
+    Raises UserError or OptionError for all that can be refused before the model is read.
+    """
+    check_name(options.model, options.revision)
+    check_files(options)
+    target = target_of(recipes_root, options)
+    if options.minutes is not None and not options.card.is_cpu and cards.rates_of(options.card.name) is None:
+        raise OptionError(
+            f"--minutes {options.minutes:g}: the speed of {options.card.name} is not known; name a card, such as 4090"
+        )
+    check_rewards(options)
+    return target, check_data(options)
+
+
 def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Work) -> NewRecipe:
     """Return a new recipe, written into the folder of recipes. `say` is told what is being done.
 
     Raises UserError for a model, data or a card that cannot be used, and if the folder exists. Nothing is left behind
-    then, and neither after Ctrl-C.
+    then, and neither after Ctrl-C. Each refusal comes before all work of more than seconds that it does not need.
     """
-    check_rewards(options)
-    check_files(options)
-    target = target_of(recipes_root, options)
-    say(f"reading {options.model}")
-    model = read_model(options.model, options.revision)
-    facts = describe(model, options.template)
-    content = initial_content(options, model, facts)
-    stages: tuple[StageName, ...] = (*options.trained, "evaluate")
-    with tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
-        draft = Path(folder) / target.parent.name / "v1"
-        draft.mkdir(parents=True)
-        loaded = _write_recipe(draft, content)
-        if found := _ask_base(options, facts, content, loaded, say):
-            content = content._replace(response_length=found.tokens, notes=(found.words,))
+    with ended_afterwards():
+        target, rows = check(recipes_root, options)
+        with quiet_libraries(), tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
+            say(f"reading {options.model}")
+            model = read_model(options.model, options.revision)
+            facts = describe(model, options.template)
+            content = initial_content(options, model, facts, rows)
+            draft = Path(folder) / target.parent.name / "v1"
+            draft.mkdir(parents=True)
+            making = _Making(options, predictor, say, draft, facts)
+            if making.asks(content):
+                making.refuse_too_few_minutes(content)
+                content = making.with_answers(content)
+            fitted = making.fitted(content)
+            content = making.within_budget(content.with_changed_keys(fitted.changes), fitted)
             loaded = _write_recipe(draft, content)
-        if options.card.is_cpu:
-            fitted = search_on_cpu(predictor, loaded, stages, options.card.limit, say)
-        else:
-            fitted = search(predictor, loaded, facts.parameters, stages, options.card.limit, say)
-        content = content.with_changed_keys(fitted.changes)
-        loaded = _write_recipe(draft, content)
-        rates = None
-        if options.card.is_cpu:
-            say("measuring how fast this machine is")
-            rates = machine.rates(loaded.recipe, anew=True)
-        if options.budget is not None:
-            content = _within_budget(options, content, draft, fitted, say)
-            loaded = _write_recipe(draft, content)
-        say("predicting the whole chain")
-        needs = prediction_file.needs(predictor, loaded)
-        table = prediction_file.needs_table(needs, options.card.memory_gb)
-        readme = render("README.md", content, recipe_name=target.parent.name, folder=target, needs_table=table)
-        (draft / "README.md").write_text(readme, encoding="utf-8")
-        step, _ = prediction_file.decoding_step(predictor, loaded)
-        prediction_file.pin(draft, prediction_file.peaks(predictor, loaded), step, None, needs)
-        hours = planning.training_hours(loaded, fitted.stages, read_rows(loaded.recipe, stages))
-        _place(draft, target)
-    return NewRecipe(target, recipes.load(target), stages, fitted, hours, rates, content.notes)
+            say("predicting the whole chain")
+            needs = prediction_file.needs(predictor, loaded)
+            table = prediction_file.needs_table(needs, options.card.memory_gb)
+            readme = render("README.md", content, recipe_name=target.parent.name, folder=target, needs_table=table)
+            (draft / "README.md").write_text(readme, encoding="utf-8")
+            step, _ = prediction_file.decoding_step(predictor, loaded)
+            prediction_file.pin(draft, prediction_file.peaks(predictor, loaded), step, None, needs)
+            hours = planning.training_hours(loaded, fitted.stages, read_rows(loaded.recipe, making.stages))
+            _place(draft, target)
+    return NewRecipe(target, recipes.load(target), making.stages, fitted, hours, making.rates, content.notes)
 
 
-def _ask_base(
-    options: NewOptions, facts: ModelFacts, content: Content, loaded: PinnedRecipe, say: Work
-) -> probe.Probe | None:
-    """Return what the base answers, where it is asked: a small one that is here, which functions alone will reward."""
-    local = content.model.source != "hub" and facts.parameters <= probe.LARGEST
-    if not (options.card.is_cpu and local and isinstance(content.data, OwnData)) or options.has_reward_model:
-        return None
-    say(f"asking {content.model_name} {len(content.data.asked)} prompts")
-    functions = [reward_functions.find(name, "--reward") for name in options.rewards]
-    spec = BaseSpec(loaded.recipe.model, loaded.recipe.tokenizer)
-    prompt, response = content.max_prompt_length, content.response_length
-    return probe.ask(spec, facts.tokenizer, functions, content.data.asked, prompt, response, say.done)
+class _Making:
+    """What making a recipe needs all the time: the options, and a folder in which recipes are tried."""
 
+    def __init__(self, options: NewOptions, predictor: Predictor, say: Work, draft: Path, facts: ModelFacts):
+        self.options, self.predictor, self.say, self.draft, self.facts = options, predictor, say, draft, facts
+        self.stages: tuple[StageName, ...] = (*options.trained, "evaluate")
+        self.rates: cards.Rates | None = None  # measured, of a CPU
 
-def _within_budget(options: NewOptions, content: Content, draft: Path, fitted: Fit, say: Say) -> Content:
-    """Return the content with as much training as the budget allows. Raises UserError where it is too little."""
-    assert options.budget is not None
-    say(f"looking for what {options.budget:g} minutes allow")
-    before = recipes.load(draft)
-    own = read_rows(before.recipe, fitted.stages)
-    if {*options.trained} - {*planning.training_hours(before, fitted.stages, own)}:
-        raise OptionError(
-            f"--minutes {options.budget:g}: the speed of {options.card.name} or the number of rows is not known; name "
-            "a card, such as 4090, or cpu, and files with --data"
+    def asks(self, content: Content) -> bool:
+        """Return whether the base is asked: a small one that is here, which functions alone will reward."""
+        local = content.model.source != "hub" and self.facts.parameters <= probe.LARGEST
+        return (
+            self.options.card.is_cpu
+            and local
+            and isinstance(content.data, OwnData)
+            and not self.options.has_reward_model
         )
 
-    def times(tried: Content) -> budget.Times:
-        loaded = _write_recipe(draft, tried)
-        whole, trained = (
-            60 * sum(planning.training_hours(loaded, fitted.stages, own, evaluated=part).values())
-            for part in (True, False)
-        )
-        return budget.Times(whole, whole - trained)
+    def fitted(self, content: Content) -> Fit:
+        """Return the fastest settings that fit. Raises UserError if none does."""
+        loaded, options = _write_recipe(self.draft, content), self.options
+        if not options.card.is_cpu:
+            limit = options.card.limit
+            return search(self.predictor, loaded, self.facts.parameters, self.stages, limit, self.say)
+        return search_on_cpu(self.predictor, loaded, self.stages, options.card.limit, self.say)
 
-    chosen = budget.within(options.budget, content, times)
-    more = (chosen.longer,) if chosen.longer else ()
-    return chosen.content._replace(notes=(*content.notes, *more))
+    def refuse_too_few_minutes(self, content: Content) -> None:
+        """Raise UserError where the budget is too small whatever the base answers, before it is asked."""
+        assert self.options.budget is not None  # of a CPU there always is one
+        short = content._replace(response_length=min(probe.SHORTEST, content.response_length))
+        if (least := self._least_minutes(short)) > self.options.budget:
+            raise UserError(budget.too_few(self.options.budget, self._least_minutes(content), least))
+
+    def _least_minutes(self, content: Content) -> float:
+        fitted = self.fitted(content)
+        return budget.least(content.with_changed_keys(fitted.changes), self._times(fitted))
+
+    def with_answers(self, content: Content) -> Content:
+        """Return the content with responses as long as the base needs, and what it answered as a note."""
+        assert isinstance(content.data, OwnData) and self.options.budget is not None
+        self.say(f"asking {content.model_name} {len(content.data.asked)} prompts")
+        functions = [reward_functions.find(name, "--reward") for name in self.options.rewards]
+        loaded = _write_recipe(self.draft, content)
+        spec = BaseSpec(loaded.recipe.model, loaded.recipe.tokenizer)
+        seconds = 60 * ASKING * self.options.budget
+        asked, prompt, response = content.data.asked, content.max_prompt_length, content.response_length
+        found = probe.ask(spec, self.facts.tokenizer, functions, asked, prompt, response, seconds, self.say.done)
+        if found is None:
+            why = f"the base was asked, and had no answer of {probe.SHORTEST} tokens in {seconds:.0f} s"
+            return content._replace(notes=(f"{why}: responses are as long as --max-length admits",))
+        return content._replace(response_length=found.tokens, notes=(found.words,))
+
+    def within_budget(self, content: Content, fitted: Fit) -> Content:
+        """Return the content with as much training as the budget allows. Raises UserError where it is too little."""
+        self._measure(content)
+        if self.options.budget is None:
+            return content
+        self.say(f"looking for what {self.options.budget:g} minutes allow")
+        chosen = budget.within(self.options.budget, content, self._times(fitted))
+        more = (chosen.longer,) if chosen.longer else ()
+        return chosen.content._replace(notes=(*content.notes, *more))
+
+    def _measure(self, content: Content) -> None:
+        """Measure the rates of a CPU, once."""
+        if self.options.card.is_cpu and self.rates is None:
+            self.say("measuring how fast this machine is")
+            self.rates = machine.rates(_write_recipe(self.draft, content).recipe, anew=True)
+
+    def _times(self, fitted: Fit) -> Callable[[Content], budget.Times]:
+        """Return what projects the minutes of a content. It raises UserError where they are not known."""
+        own: list[OwnRows | None] = []
+
+        def times(tried: Content) -> budget.Times:
+            self._measure(tried)
+            loaded = _write_recipe(self.draft, tried)
+            if not own:  # the same for all amounts of training
+                own.append(read_rows(loaded.recipe, fitted.stages))
+            hours, trained = (
+                planning.training_hours(loaded, fitted.stages, own[0], evaluated=part) for part in (True, False)
+            )
+            if missing := [stage for stage in self.options.trained if stage not in hours]:
+                lacking = own[0].lacking.get(missing[0]) if own[0] else None
+                why = lacking or "its rows or the speed of the card are not known"
+                raise UserError(f"--minutes {self.options.budget:g}: {missing[0]} cannot be projected, for {why}")
+            whole, rest = 60 * sum(hours.values()), 60 * sum(trained.values())
+            return budget.Times(whole, whole - rest)
+
+        return times
 
 
 def _write_recipe(folder: Path, content: Content) -> PinnedRecipe:

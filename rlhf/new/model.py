@@ -47,22 +47,28 @@ class ModelFacts(NamedTuple):
     tokenizer: "DialogueTokenizer"
 
 
+def check_name(model: str, revision: str | None) -> None:
+    """Raise OptionError for a model or a revision of a wrong form, or a file that is not there."""
+    kind = _kind(model)
+    if kind != "model of the hub" and revision is not None:
+        raise OptionError(f"--revision belongs to a model of the hub; {model} is a {kind}")
+    if revision is not None and not is_commit(revision):
+        raise OptionError(f"--revision {revision}: a commit of 40 hexadecimal digits, because branches and tags move")
+
+
 def read_model(model: str, revision: str | None) -> ModelFiles:
     """Return a model's small files: of a local folder, GGUF file or package, or from the hub at a commit.
 
     Raises OptionError for options of a wrong form, UserError for a model that cannot be read.
     """
+    check_name(model, revision)
     kind = _kind(model)
-    if kind != "model of the hub" and revision is not None:
-        raise OptionError(f"--revision belongs to a model of the hub; {model} is a {kind}")
     if kind == "file":
         return _in_file(Path(model))
     if kind == "folder":
         return _in_folder(Path(model))
     if kind == "package":
         return _in_package(model)
-    if revision is not None and not is_commit(revision):
-        raise OptionError(f"--revision {revision}: a commit of 40 hexadecimal digits, because branches and tags move")
     try:
         return _download(model, revision)
     except Exception as error:  # the library raises many unrelated types

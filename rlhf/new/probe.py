@@ -1,5 +1,7 @@
 """What the base answers before anything is trained: how long responses have to be, and how often they are rewarded."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,23 +20,29 @@ SHORTEST = 16  # tokens of a response
 class Probe(NamedTuple):
     """Rewards of a base's responses by the tokens to which they were cut; the length that is enough."""
 
-    rewards: dict[int, float]
+    rewards: dict[int, float]  # without those of lengths that it had no time for
     prompts: int
+    most: int  # tokens that a response may have
 
     @property
     def tokens(self) -> int:
         """Return the fewest tokens with which the base gets half of what it gets with any number of them.
 
-        The time of a step grows with them, and what is learned first is to answer within them.
+        The time of a step grows with them, and what is learned first is to answer within them. Where longer responses
+        had no time, and none of the shorter ones was rewarded, it is as many as there may be.
         """
         best = max(self.rewards.values())
+        if self.most not in self.rewards and best <= 0:
+            return self.most
         return min(tokens for tokens, reward in self.rewards.items() if reward >= best - abs(best) / 2)
 
     @property
     def words(self) -> str:
         """Return in words what was seen."""
         found = ", ".join(f"{reward:.2g} in {tokens} tokens" for tokens, reward in self.rewards.items())
-        nothing = "; nothing is learned where no response is ever rewarded" if not any(self.rewards.values()) else ""
+        nothing = "" if any(self.rewards.values()) else "; nothing is learned where no response is ever rewarded"
+        if self.most not in self.rewards:
+            nothing = f"; it had no time for responses of {self.most} tokens"
         return f"the base was asked {self.prompts} prompts, and its mean reward was {found}{nothing}"
 
 
@@ -45,10 +53,12 @@ def ask(
     asked: Sequence[Asked],
     prompt_tokens: int,
     most: int,
+    seconds: float = math.inf,
     done: Callable[[float], None] = lambda share: None,
-) -> Probe:
+) -> Probe | None:
     """Return what the base gets for responses of up to `most` tokens, also cut to half of them, a quarter, and so on.
 
+    seconds: in which it is asked, from loading it on; None is returned where that is too little for the shortest.
     done: told the share of the answers that is there, from 0 to 1.
 
     Raises what loading the base raises, and UserError where a function fails.
@@ -59,6 +69,15 @@ def ask(
     from rlhf.rollout.decoding import Sampling
     from rlhf.rollout.engine import sample
 
+    end, answered = time.monotonic() + seconds, most
+
+    def told(share: float) -> bool:
+        nonlocal answered
+        done(share)
+        if too_late := time.monotonic() > end:
+            answered = round(share * most) + 1  # the first token is there before the first step
+        return too_late
+
     base = load_base(spec, torch.device("cpu"))
     prompts, _ = tokenizer.encode_prompts([each.prompt for each in asked], prompt_tokens)
     texts, answers = [tokenizer.prompt_text(each.prompt) for each in asked], [each.answer for each in asked]
@@ -66,14 +85,14 @@ def ask(
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         sampling = Sampling(prompt_tokens, most, 1.0, len(asked))
-        responses = sample(base, prompts, tokenizer, sampling, done=done).response_ids
+        responses = sample(base, prompts, tokenizer, sampling, done=told).response_ids
     rewards = {}
-    for tokens in _lengths(most):
+    for tokens in (tokens for tokens in _lengths(most) if tokens <= answered):
         cut = [[i for i in ids[:tokens] if i != tokenizer.eos_id] for ids in responses]
         completions = [tokenizer.decode(ids) for ids in cut]
         numbers = [function(texts, completions, answers, cut, 0, messages) for function in functions]
         rewards[tokens] = mean(sum(number or 0.0 for number in of_one) for of_one in zip(*numbers, strict=True))
-    return Probe(rewards, len(asked))
+    return Probe(rewards, len(asked), most) if rewards else None
 
 
 def _lengths(most: int) -> list[int]:

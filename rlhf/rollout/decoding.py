@@ -42,7 +42,7 @@ class Sampling:
 
 
 ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
-Done = Callable[[float], None]  # is told the share of the work that is done, from 0 to 1
+Done = Callable[[float], object]  # is told the share of the work that is done, from 0 to 1; a true answer ends a batch
 
 
 @dataclass
@@ -189,10 +189,11 @@ class Decoding(ABC):
         return range(1, self.room)
 
     def steps_telling(self, done: Done) -> Iterator[int]:
-        """Yield `steps`, and tell `done` after each which share of the slots is filled."""
+        """Yield `steps`, and tell `done` after each which share of the slots is filled. Its true answer is the end."""
         for step in self.steps():
             yield step
-            done(step / self.room)
+            if done(step / self.room):
+                return
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (B, V) of hidden states (B, H)."""

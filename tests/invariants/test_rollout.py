@@ -74,6 +74,18 @@ def test_sampling_tells_how_much_of_it_is_done(model):
     assert shares == sorted(shares) and len(shares) > 8 and 0 < shares[0] < 0.2 and 0.9 < shares[-1] < 1
 
 
+def test_sampling_ends_where_it_is_told_that_it_is_enough(model):
+    settings = Sampling(max_prompt_length=30, response_length=8, temperature=1.0, batch_size=4)
+    whole, cut = (drawn_until(model, settings, enough) for enough in (1.0, 0.45))
+    assert all(few[:5] == many[:5] and {*few[5:]} <= {PAD} for few, many in zip(cut, whole, strict=True))
+    assert max(map(len, whole)) == 8 and PAD not in whole[0][:5]
+
+
+def drawn_until(model, settings: Sampling, enough: float) -> list[list[int]]:
+    torch.manual_seed(0)
+    return sample(model, [[5] * 4] * 3, Ids(), settings, done=lambda share: share > enough).response_ids
+
+
 def logprobs(rollout: Rollout) -> torch.Tensor:
     assert rollout.logprobs is not None
     return rollout.logprobs

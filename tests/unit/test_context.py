@@ -90,6 +90,6 @@ def test_new_refuses_a_length_that_was_asked_for_and_chooses_one_that_fits(short
     model, context = read_model(str(short), None), small().recipe.longest()
     facts = describe(model, None)
     options = NewOptions(model=str(short), card=card_of("24GB"), stages=("dpo",), data=("hh",))
-    assert initial_content(options, model, facts).max_length == context
+    assert initial_content(options, model, facts, None).max_length == context
     with pytest.raises(OptionError, match=f"--max-length: {context + 1} tokens are more than .* context of {context}"):
-        initial_content(options._replace(max_length=context + 1), model, facts)
+        initial_content(options._replace(max_length=context + 1), model, facts, None)
