@@ -296,7 +296,8 @@ class _Making:
         found = probe.ask(spec, self.facts.tokenizer, functions, asked, prompt, response, seconds, self.say.done)
         if found is None:
             why = f"the base was asked, and had no answer of {probe.SHORTEST} tokens in {seconds:.0f} s"
-            return content._replace(notes=(f"{why}: responses are as long as --max-length admits",))
+            longest = f"the {response} tokens that --max-length admits"
+            return content._replace(notes=(f"{why}: while nothing else runs, it may need fewer than {longest}",))
         return content._replace(response_length=found.tokens, notes=(found.words,))
 
     def within_budget(self, content: Content, fitted: Fit) -> Content:
@@ -305,7 +306,10 @@ class _Making:
         if self.options.budget is None:
             return content
         self.say(f"looking for what {self.options.budget:g} minutes allow")
-        chosen = budget.within(self.options.budget, content, self._times(fitted))
+        try:
+            chosen = budget.within(self.options.budget, content, self._times(fitted))
+        except UserError as error:
+            raise UserError(*error.lines, *content.notes) from error
         more = (chosen.longer,) if chosen.longer else ()
         return chosen.content._replace(notes=(*content.notes, *more))
 
