@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from peakmem import cards
 from rlhf.files import JsonObject
 from rlhf.plan.own_rows import Rows
-from rlhf.plan.padding import filled_share, joins_rows, mean_prompt, share_of_longest
+from rlhf.plan.padding import as_long_as_hh, filled_share, joins_rows, mean_prompt, share_of_longest
 from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, PredictionError, Work
 from rlhf.plan.weights import (
     ADAPTER_BYTES,
@@ -28,7 +28,7 @@ from rlhf.plan.weights import (
     linear_layers,
     shape_of,
 )
-from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
+from rlhf.recipe import SFT, STAGE_TABLE, TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
 from rlhf.recipe.choices import Trunk
 from rlhf.recipe.model_types import TESTED
 from rlhf.recipe.stages import FEW_SAMPLES
@@ -51,12 +51,13 @@ CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # them (studies/outside); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
 # Seconds of the host for an operation that launches a kernel, forward and backward, by trunk. Measured beside an H200
-# (docs/internals.md), for a micro-batch of SFT: 0.177 s for 6,955 operations of the library's layers, and 0.132 s for
-# 108 in each of 32 lean ones, which launch fewer from as much Python. None of the runs above waited for its host.
+# (docs/internals.md), for both passes of 32 layers: 0.177 s for 210 operations in each of the library's, and 0.132 s
+# for 108 in each of the lean ones, which launch fewer from as much Python. None of the runs above waited for its host.
 # An operation of a captured pass, with all that is copied before a replay: estimated, not measured, as 4 ms for a
 # micro-batch of h100-mistral-7b v4.
-HOST_LAUNCH: dict[Host, float] = {"library": 25e-6, "lean": 38e-6, "captured": 1e-6}
+HOST_LAUNCH: dict[Host, float] = {"library": 26e-6, "lean": 38e-6, "captured": 1e-6}
 WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once
+HH_PAIRS = 160_800  # of HH-RLHF's training split
 REHEARSED_DECODING = 2  # steps of each batch that is decoded in a rehearsal
 
 
@@ -196,10 +197,9 @@ def _evaluations(
 ) -> list[tuple[Work, float]]:
     """Return the work of a rehearsed evaluation beside its decoding, in parts, and how often a stage does each.
 
-    Those of SFT, DPO and KTO also sample, after as well as before training; the KL of the samples of DPO and KTO is in
-    the part that is repeated for their rows. At `eval_steps` of SFT, reward model, DPO and KTO a stage evaluates more
-    often, which is not counted. In PPO, RLOO and GRPO a response that score normalisation samples counts as one of an
-    evaluation.
+    SFT measures its held-out rows before training too. At `eval_steps` rows for validation are measured, as held-out
+    ones are. Of DPO and KTO the part also has the KL of samples; it is divided by tokens. In PPO, RLOO and GRPO a
+    response that score normalisation samples counts as one of an evaluation.
     """
     work = {name: phase.work for name, phase in predicted.phases.items()}
     if "evaluate" not in work:
@@ -207,11 +207,16 @@ def _evaluations(
     options, sampling = recipe.training_section(stage), recipe.evaluate
     prefill, decode = (work.get(f"evaluate/{part}", Work()) for part in ("prefill", "decode"))
     if isinstance(options, Dialogues):
+        row = STAGE_TABLE[stage]
         rehearsed = min(options.max_eval_samples, MOST_REPEATS * options.per_device_train_batch_size)
-        few = STAGE_TABLE[stage].samples == "few"
-        prompts = FEW_SAMPLES if few else min(sampling.max_samples, sampling.batch_size)
-        evaluated, sampled = _heldout(options.max_eval_samples, rows), _sampled_prompts(recipe, stage, rows)
-        return [(work["evaluate"] - prefill - decode, evaluated / rehearsed), (prefill, sampled / prompts)]
+        prompts = FEW_SAMPLES if row.samples == "few" else min(sampling.max_samples, sampling.batch_size)
+        passes, sampled = 1 + (stage == SFT), _sampled_prompts(recipe, stage, rows) / prompts
+        of_rows = rehearsed * (1 + (row.rows == "pairs")) * options.max_length
+        of_samples = prompts * (sampling.max_prompt_length + sampling.response_length) * (row.samples == "all")
+        share = of_rows / (of_rows + of_samples)
+        measured = passes * _heldout(options.max_eval_samples, rows) + _validated(recipe, stage, rows)
+        times = share * measured / (passes * rehearsed) + (1 - share) * sampled
+        return [(work["evaluate"] - prefill - decode, times), (prefill, sampled)]
     count = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
     done = count * _heldout(options.max_eval_samples, rows) + _norm_batches(options) * options.batch_size
     rehearsed = _online_evaluations(recipe, REHEARSED_STEPS, REHEARSED_STEPS, REHEARSED_STEPS) * min(
@@ -219,6 +224,17 @@ def _evaluations(
     )
     rehearsed += min(_norm_batches(options), 1) * options.batch_size
     return [(work["evaluate"] - decode, done / rehearsed)]
+
+
+def _validated(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
+    """Return the rows for validation that a trainer measures in all: at `eval_steps`, and after the last step."""
+    options, steps = recipe.dialogues()[stage], optimizer_steps(recipe, stage, rows)
+    if options.eval_steps is None or not steps:
+        return 0
+    most, share = options.max_eval_samples, recipe.data.validation_fraction
+    if rows is None and share is not None and recipe.data.source == "hub" and as_long_as_hh(recipe):
+        most = min(most, round(share * HH_PAIRS))
+    return len({steps}.union(range(options.eval_steps, steps + 1, options.eval_steps))) * _heldout(most, rows)
 
 
 def _decoding_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None, evaluated: bool) -> int:
