@@ -105,15 +105,15 @@ def test_what_a_stage_does_once_is_not_part_of_a_step(monkeypatch, case):
 
 def test_a_captured_pass_counts_as_its_replay(monkeypatch):
     """What the first passes of a size do beside it does not count, whatever it is."""
-    loaded, original = tiny(2, **CARD | LEAN | {"hardware__update_graphs": True}), CapturedPasses._largest_norm
+    loaded, original = tiny(2, **CARD | LEAN | {"hardware__update_graphs": True}), CapturedPasses._capture
 
-    def costly(self: CapturedPasses, *arguments: Any) -> torch.Tensor:
+    def costly(self: CapturedPasses, *arguments: Any) -> Any:
         for _ in range(99):
             torch.zeros(1000, device="meta")
         return original(self, *arguments)
 
     once = Rehearsals(2)(loaded, "ppo")["update"].work
-    monkeypatch.setattr(CapturedPasses, "_largest_norm", costly)
+    monkeypatch.setattr(CapturedPasses, "_capture", costly)
     assert Rehearsals(2)(loaded, "ppo")["update"].work == once
 
 
