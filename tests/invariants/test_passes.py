@@ -105,7 +105,7 @@ def test_what_a_stage_does_once_is_not_part_of_a_step(monkeypatch, case):
 
 def test_a_captured_pass_counts_as_its_replay(monkeypatch):
     """What the first passes of a size do beside it does not count, whatever it is."""
-    loaded, original = tiny(2, **CARD | LEAN | {"hardware__update_graphs": True}), CapturedPasses._capture
+    loaded, original = tiny(2, **CARD | LEAN | {"hardware__update_graphs": True}), CapturedPasses._attach
 
     def costly(self: CapturedPasses, *arguments: Any) -> Any:
         for _ in range(99):
@@ -113,7 +113,7 @@ def test_a_captured_pass_counts_as_its_replay(monkeypatch):
         return original(self, *arguments)
 
     once = Rehearsals(2)(loaded, "ppo")["update"].work
-    monkeypatch.setattr(CapturedPasses, "_capture", costly)
+    monkeypatch.setattr(CapturedPasses, "_attach", costly)
     assert Rehearsals(2)(loaded, "ppo")["update"].work == once
 
 
