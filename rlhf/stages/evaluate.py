@@ -45,8 +45,7 @@ from rlhf.recipe import (
 )
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
-from rlhf.run.evidence import CHOSEN_AMONG, HELDOUT_PROMPTS
-from rlhf.run.finished import read_summary
+from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.outcomes import RewardModelFigures
 from rlhf.stages import unrelated
 from rlhf.stages.online.reward_call import RewardFunction
@@ -92,10 +91,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         metrics |= {f"{label}/{key}": value for key, value in metrics_of(label, recipe.start, solved).items()}
         if found := changes_in(metrics, label):
             say(f"evaluate: {label}, tasks that were not trained: {verdict(found)}")
-    for label in trained:  # whose figures are of prompts that chose its checkpoint
-        summary = read_summary(run.parents.folder(label))
-        if summary and (among := summary.metrics.get(CHOSEN_AMONG)):
-            metrics[f"{label}/{CHOSEN_AMONG}"] = among
     metrics |= total_figures({f.name: f for reward_sum in reward_sums for f in reward_sum.called}.values())
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
     details: JsonObject = {"scores": histograms.plain() if histograms else None}
