@@ -86,6 +86,15 @@ def test_a_result_that_the_rows_of_its_figures_chose_is_marked(stage, changes, a
     assert runner._chosen_among(run).get("chosen_among_checkpoints") == among
 
 
+def test_an_evaluation_says_which_policies_its_rows_chose(monkeypatch):
+    metrics = {"ppo": {"chosen_among_checkpoints": 3}, "dpo": {}, "kto": None}  # the last one's is not there
+    parents = SimpleNamespace(trained_policies=lambda: [*metrics], folder=str)
+    run = cast(StageRun, SimpleNamespace(loaded=small(), stage="evaluate", parents=parents))
+    found = {name: None if values is None else SimpleNamespace(metrics=values) for name, values in metrics.items()}
+    monkeypatch.setattr(runner, "read_summary", found.get)
+    assert runner._chosen_among(run) == {"ppo/chosen_among_checkpoints": 3}
+
+
 @pytest.mark.parametrize("shift", [0.2, -0.5])
 def test_at_the_number_of_prompts_that_tell_four_of_five_intervals_exclude_zero(shift):
     rng = random.Random(0)
