@@ -9,11 +9,10 @@ from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.weights import SCORE_WEIGHT
 from rlhf.plan.rehearsal.device import META
-from rlhf.plan.rehearsal.short_runs import write_summary
 from rlhf.recipe import REWARD_MODELS, Rm, StageName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import member_folder
-from rlhf.run.layout import ADAPTER, ADAPTER_FILE
+from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY
 
 
 def write_adapters(run: StageRun, stages: Iterable[StageName]) -> None:
@@ -33,4 +32,4 @@ def write_adapters(run: StageRun, stages: Iterable[StageName]) -> None:
                 file = folder / ADAPTER_FILE
                 head = torch.zeros(1, model.config.hidden_size)
                 save_file(load_file(file) | {SCORE_WEIGHT: head}, file, {"format": "pt"})
-        write_summary(run.run_directory / stage, run.loaded, stage)
+        (run.run_directory / stage / SUMMARY).write_text("{}")

@@ -4,7 +4,6 @@ Rehearsals do this on a stand-in device, measurements on a real one.
 """
 
 import gc
-import json
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -31,7 +30,6 @@ from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.model_types import TESTED
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import SUMMARY
-from rlhf.run.records import Summary
 from rlhf.stages.runner import import_stage
 
 if TYPE_CHECKING:
@@ -251,28 +249,5 @@ class ShortRuns(ABC, Generic[PeakT]):
         run_stage = import_stage(run.stage)
         gc.freeze()  # events of earlier rehearsals, a million objects, at which every trainer's collection would look
         peaks = self.measure(changed.recipe, lambda device: run_stage(run, device))
-        write_summary(run.path, changed, stage)
+        (run.path / SUMMARY).write_text("{}")
         return peaks
-
-
-def write_summary(folder: Path, loaded: PinnedRecipe, stage: StageName) -> None:
-    """Write the summary of a stage that stands for a finished one, without figures."""
-    summary = Summary(
-        recipe=loaded.name,
-        version=loaded.version,
-        recipe_sha256=loaded.sha256,
-        modified=loaded.modified,
-        stage=stage,
-        status="done",
-        seed=loaded.recipe.seed,
-        device="meta",
-        wall_seconds=0,
-        tokens_per_second=None,
-        peak_vram_bytes=None,
-        peak_rss_bytes=0,
-        data_sha256=None,
-        result_sha256={},
-        metrics={},
-        targets=[],
-    )
-    (folder / SUMMARY).write_text(json.dumps(summary.content()))
