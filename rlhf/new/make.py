@@ -229,6 +229,7 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Wor
             draft = Path(folder) / target.parent.name / "v1"
             draft.mkdir(parents=True)
             making = _Making(options, predictor, say, draft, facts)
+            making.read_own_rows(content)
             if making.asks(content):
                 making.refuse_too_few_minutes(content)
                 content = making.with_answers(content)
@@ -242,7 +243,7 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Wor
             (draft / "README.md").write_text(readme, encoding="utf-8")
             step, _ = prediction_file.decoding_step(predictor, loaded)
             prediction_file.pin(draft, prediction_file.peaks(predictor, loaded), step, None, needs)
-            hours = planning.training_hours(loaded, fitted.stages, read_rows(loaded.recipe, making.stages))
+            hours = planning.training_hours(loaded, fitted.stages, making.own)
             _place(draft, target)
     return NewRecipe(target, recipes.load(target), making.stages, fitted, hours, making.rates, content.notes)
 
@@ -254,6 +255,15 @@ class _Making:
         self.options, self.predictor, self.say, self.draft, self.facts = options, predictor, say, draft, facts
         self.stages: tuple[StageName, ...] = (*options.trained, "evaluate")
         self.rates: cards.Rates | None = None  # measured, of a CPU
+        self.own: OwnRows | None = None  # the same for all settings that are tried
+
+    def read_own_rows(self, content: Content) -> None:
+        """Read the rows of own files as a run divides them. Raises UserError where a stage would have too few."""
+        self.own = read_rows(_write_recipe(self.draft, content).recipe, self.stages)
+        for stage, lack in self.own.lacking.items() if self.own else ():
+            assert isinstance(content.data, OwnData)
+            few = f"{content.data.words} are too few for {stage}; add some"
+            raise UserError(f"--data {self.options.data[0]}: {few} ({lack})")
 
     def asks(self, content: Content) -> bool:
         """Return whether the base is asked: a small one that is here, which functions alone will reward."""
@@ -321,20 +331,15 @@ class _Making:
 
     def _times(self, fitted: Fit) -> Callable[[Content], budget.Times]:
         """Return what projects the minutes of a content. It raises UserError where they are not known."""
-        own: list[OwnRows | None] = []
 
         def times(tried: Content) -> budget.Times:
             self._measure(tried)
             loaded = _write_recipe(self.draft, tried)
-            if not own:  # the same for all amounts of training
-                own.append(read_rows(loaded.recipe, fitted.stages))
             hours, trained = (
-                planning.training_hours(loaded, fitted.stages, own[0], evaluated=part) for part in (True, False)
+                planning.training_hours(loaded, fitted.stages, self.own, evaluated=part) for part in (True, False)
             )
             if missing := [stage for stage in self.options.trained if stage not in hours]:
-                lacking = own[0].lacking.get(missing[0]) if own[0] else None
-                why = lacking or "its rows or the speed of the card are not known"
-                raise UserError(f"--minutes {self.options.budget:g}: {missing[0]} cannot be projected, for {why}")
+                raise UserError(f"--minutes {self.options.budget:g}: how many rows {missing[0]} has is not known")
             whole, rest = 60 * sum(hours.values()), 60 * sum(trained.values())
             return budget.Times(whole, whole - rest)
 

@@ -437,9 +437,18 @@ def test_a_card_has_no_model_of_its_own():
         command.new.main(["--card", "24GB", "--task", "chain_sum"], standalone_mode=False)
 
 
+def test_rows_of_which_none_can_be_held_out_are_refused_before_anything_is_predicted(checkpoints, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(f'{{"prompt": "{n}?", "chosen": "a", "rejected": "b"}}\n' for n in range(5)))
+    predict = Predictor()
+    with pytest.raises(UserError, match=r"pairs.jsonl: 5 preference pairs are too few for sft; add some \(needed are"):
+        make(tmp_path / "recipes", str(checkpoints / "Tiny_llama"), predict=predict, data=(str(file),))
+    assert predict.asked == 0
+
+
 def test_start_and_reward_model_can_be_chosen(checkpoints, tmp_path):
     file = tmp_path / "pairs.jsonl"
-    rows = [{"prompt": f"Say {n}.", "chosen": f"It is {n}.", "rejected": f"No {n}."} for n in range(30)]
+    rows = [{"prompt": f"Say {n}.", "chosen": f"It is {n}.", "rejected": f"No {n}."} for n in range(90)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     given: dict[str, Any] = {"data": (str(file),), "stages": ("ppo", "dpo")}
     model = str(checkpoints / "Tiny_llama")
