@@ -1,6 +1,7 @@
 """Best-of-n of the start beside a policy at equal KL, and pass@k: arithmetic over samples that exist."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import compress
 from statistics import fmean
 
 from rlhf.stats import best_of, kl_of_best_of
@@ -13,6 +14,14 @@ Judgements = Mapping[str, PerPrompt]  # by judge: `score`, `true_reward`, `secon
 def sizes(samples_per_prompt: int) -> list[int]:
     """Return the n of best-of-n and the k of pass@k that are shown: powers of two up to the number of samples."""
     return [2**power for power in range(1, samples_per_prompt.bit_length())]
+
+
+def judged_whole(sides: Iterable[Judgements]) -> list[Judgements]:
+    """Return the numbers of the prompts on all of whose answers every judge of every side has a verdict, not NaN."""
+    each = [*sides]
+    of_prompts = zip(*(numbers for side in each for numbers in side.values()), strict=True)
+    whole = [all(number == number for numbers in of_prompt for number in numbers) for of_prompt in of_prompts]
+    return [{judge: [*compress(numbers, whole)] for judge, numbers in side.items()} for side in each]
 
 
 def best_by_score(judgements: Judgements, n: int) -> dict[str, list[float]]:

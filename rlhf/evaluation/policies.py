@@ -15,7 +15,7 @@ from rlhf.data.corpus import Prompt
 from rlhf.data.normal import says_something
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
-from rlhf.evaluation.best_of_n import PerPrompt, beside_best_of_n, pass_at_k
+from rlhf.evaluation.best_of_n import PerPrompt, beside_best_of_n, judged_whole, pass_at_k
 from rlhf.evaluation.reward_model import check_scores
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.ensembles import disagreement
@@ -311,7 +311,8 @@ def of_several_samples(before: PolicySamples, after: PolicySamples) -> dict[str,
     """Return what several samples to a prompt tell, with the ends of 95 % intervals over prompts.
 
     These are pass@k of the rewards that are 0 or 1; and for a policy that is not its start the KL of a response, with
-    best-of-n of the start at that KL. With one sample to a prompt the KL is all.
+    best-of-n of the start at that KL, over the prompts of which all answers are judged. With one sample to a prompt the
+    KL is all.
     """
     shares = {
         f"reward_{name}_{pass_at}": shares
@@ -322,7 +323,7 @@ def of_several_samples(before: PolicySamples, after: PolicySamples) -> dict[str,
     metrics, means = {}, {}
     if before is not after:
         metrics["kl_per_response"] = after.kl_per_response
-        old, new = (
+        old, new = judged_whole(
             {judge: policy.by_prompt(numbers) for judge, numbers in policy.judgements.items()}
             for policy in (before, after)
         )

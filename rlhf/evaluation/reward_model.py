@@ -146,8 +146,12 @@ def reward_model_figures(
 
 
 def score_histograms(scores_of_policies: Mapping[str, torch.Tensor | None]) -> Histograms | None:
-    """Return histograms over common ranges of the scores (N,) of every policy's samples; None without scores."""
-    scores = {name: values.tolist() for name, values in scores_of_policies.items() if values is not None}
+    """Return histograms over common ranges of the scores (N,) of every policy's samples; None without scores.
+
+    Scores that are NaN for want of a verdict are in none, and a policy without any other is left out.
+    """
+    known = {name: x[~x.isnan()].tolist() for name, x in scores_of_policies.items() if x is not None}
+    scores = {name: values for name, values in known.items() if values}
     if not scores:
         return None
     low, high = min(map(min, scores.values())), max(map(max, scores.values()))

@@ -95,6 +95,11 @@ class Batch(TrainingBatch):
     token_counts: Tensor  # (B,) of each response, those that count in the loss
 
     @property
+    def counted(self) -> Tensor:
+        """Return the number (B,) of tokens of each response that count in the loss, on the host; 0 if not judged."""
+        return (self.token_counts if self.judged is None else self.token_counts * self.judged).cpu()
+
+    @property
     def kl_per_token(self) -> float | None:
         """Return the mean KL from the reference in nats per token; None without a reference."""
         return None if self.kl is None else masked_mean(self.kl, self.rollout.mask).item()
@@ -260,8 +265,11 @@ class Learner:
         penalty for length or a missing EOS is not that: it would keep a group of which every answer is wrong.
         """
         judged = self.grouped(scored.judged)
-        raw, shaped = (has_signal(self.grouped(x), judged) for x in (scored.scores, scored.shaped_scores))
-        return raw & shaped
+        raw = [scored.scores]
+        if self.options.normalizes_each:  # rewards whose sums are equal may differ one by one, and it learns from each
+            raw = [numbers.nan_to_num() for numbers in scored.by_name.values()]
+        differ = [has_signal(self.grouped(numbers), judged) for numbers in raw]
+        return torch.stack(differ).any(0) & has_signal(self.grouped(scored.shaped_scores), judged)
 
     def relative_in_group(self, raw: Tensor, judged: Tensor) -> Tensor:
         """Return one reward (B,) normalised in its groups; 0 for responses that are not judged."""

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.evaluation.best_of_n import beside_best_of_n, best_at_kl, best_by_score, pass_at_k, sizes
+from rlhf.evaluation.best_of_n import beside_best_of_n, best_at_kl, best_by_score, judged_whole, pass_at_k, sizes
 from rlhf.evaluation.policies import PolicySamples, of_several_samples
 from rlhf.stats import best_of, kl_of_best_of, wilson
 
@@ -78,6 +78,15 @@ def test_a_policy_is_held_against_the_best_of_n_prompt_by_prompt():
     metrics = beside_best_of_n(JUDGEMENTS, better, kl_of_best_of(3))
     assert metrics["score_best_of_n"] == [3.0, 5.0]
     assert metrics["true_reward_over_best_of_n"] == pytest.approx([2.0 + 1.0, 6.0 - 3.0])
+
+
+def test_a_prompt_with_an_answer_that_is_not_judged_has_no_best_of_n():
+    unjudged = {
+        judge: [*rows, [NAN, *rows[0][1:]] if judge == "score" else rows[0]] for judge, rows in JUDGEMENTS.items()
+    }
+    whole = {judge: [*rows, rows[0]] for judge, rows in JUDGEMENTS.items()}
+    assert judged_whole([unjudged, whole]) == judged_whole([whole, unjudged]) == [JUDGEMENTS] * 2
+    assert judged_whole([{}, {}]) == [{}, {}]
 
 
 def test_pass_at_k_needs_verdicts_and_as_many_as_k():

@@ -136,6 +136,8 @@ def test_scores_of_all_policies_share_their_ranges():
     assert histograms is not None
     assert (histograms.edges[0], histograms.edges[-1]) == (0.0, 3.0)
     assert histograms.counts["ppo"][-1] == 2 and sum(histograms.counts["sft"]) == 2
+    unjudged = torch.tensor([torch.nan, 3.0, 3.0, torch.nan])
+    assert score_histograms({"sft": torch.tensor([0.0, 1.0]), "ppo": unjudged, "dpo": unjudged[:1]}) == histograms
     histograms = score_histograms({"sft": torch.tensor([1.0, 1.0])})
     assert histograms is not None and histograms.edges[0] == 1.0
 

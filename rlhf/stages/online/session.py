@@ -285,7 +285,7 @@ class Session:
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
         for label, samples in ((self.recipe.start, before), (run.stage, after)):
-            if share := samples.no_verdict().get("score"):
+            if share := samples.no_verdict().get("score_no_verdict"):
                 say(f"{run.stage}: {100 * share:.3g} % of the answers of {label} have no verdict and are in no score")
         metrics = gains_with_intervals(before, after, self.recipe.start)
         metrics |= {"best_step": math.nan if best is None else best}

@@ -115,14 +115,14 @@ class TrainState:
     def update(self, batch: BatchT, add_gradients: AddGradients[BatchT]) -> dict[str, float]:
         """Pass over a batch in minibatches, as often as the recipe says. Return the mean statistics of those used.
 
-        A minibatch of which nothing is judged is not used, nor a batch of one judged token, which has no spread: a step
-        would follow the optimizer's momentum. `add_gradients` adds the gradients of a minibatch, given as rows of the
-        batch, and returns its statistics.
+        A minibatch of which nothing counts is not used, nor a batch of one token that counts, which has no spread: a
+        step would follow the optimizer's momentum. `add_gradients` adds the gradients of a minibatch, given as rows of
+        the batch, and returns its statistics.
         """
         counted, lr = batch.counted, self.schedule.get_last_lr()[0]
         if counted.sum() < 2:
-            judged = f"{int(counted.count_nonzero())} of {len(counted)} responses are judged"
-            say(f"note: {self.stage}: no update in step {self.step + 1}: {judged}, too few to learn from")
+            share = f"{int(counted.count_nonzero())} of {len(counted)} responses count"
+            say(f"note: {self.stage}: no update in step {self.step + 1}: {share}, too few to learn from")
             return {"update/optimizer_steps": 0, "lr": lr}
         with self._ready_to_learn():
             used: list[dict[str, float]] = []  # statistics of the minibatches with which a step was taken
