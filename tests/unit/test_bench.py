@@ -666,19 +666,19 @@ def test_targets_are_ratios_that_are_reached_at_one():
     assert row[-1] == "2.00"
 
 
-@pytest.mark.parametrize("recomputed", [0, 250])
+@pytest.mark.parametrize("recomputed", [0, 125])
 def test_mfu_leaves_out_what_is_computed_again(recomputed):
     """500 operations a step in 2 s, on a device that does 1,000 a second: a quarter of it, less what is repeated."""
     loaded = recipe.load(RECIPE)
     accumulated = loaded.recipe.options(Sft).gradient_accumulation_steps
     assert accumulated <= 2, "all of a step is rehearsed"
-    train = PredictedPhase(1, {"base": 1}, 0, Work(1000, recomputed))
+    train = PredictedPhase(1, {"base": 1}, 0, Work(500, recomputed))
     predicted = PredictedStage(train, {"train": train})
     best: Ceilings = {"flops": 1000.0, "bandwidth": 1.0}
     row = STAGE | {"phase_seconds": seconds(2.0, 2.0, 2.0)}
     figures = derived.derived_figures(loaded, "sft", row, predicted, best, "longest")
     assert figures["hfu"] == 0.25
-    assert figures["mfu"] == (500 - recomputed / 2) / 2 / 1000
+    assert figures["mfu"] == (500 - recomputed) / 2 / 1000
     assert derived.derived_figures(loaded, "sft", row, predicted, best, "hh")["mfu"] is None, "lengths vary"
 
 
