@@ -8,7 +8,7 @@ With z the mean of log π(y'|x) - log π_ref(y'|x) over answers y' to other prom
 import itertools
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from trl import KTOConfig, KTOTrainer
@@ -50,20 +50,29 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     shuffled = random.Random(recipe.seed).sample(split.train, len(split.train))  # both sides of a pair come together
     training, cuts = _encode(tokenizer, shuffled[: options.max_samples], options)
     heldout, heldout_cuts = _encode(tokenizer, split.test[: options.max_eval_samples], options)
-    validation = heldout if options.eval_steps else []
-    if options.eval_steps and split.has_validation:
-        validation, _ = _encode(tokenizer, split.validation[: options.max_eval_samples], options)
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
     prompts = corpus.prompts(run.stage).test[: recipe.evaluate.max_samples]
 
-    _fit(run, tokenizer, training, validation, device, telemetry)
+    batch_size = options.per_device_train_batch_size
+    cut_off = options.max_samples is not None and len(split.train) > options.max_samples
+    more = "raise kto.max_samples" if cut_off else "add a file with --data"
+    train_rows, validation_rows = _rows(training, batch_size, "training", more), []
+    if options.eval_steps:
+        validation, fraction = heldout, "data.heldout_fraction"
+        if split.has_validation:
+            validation, _ = _encode(tokenizer, split.validation[: options.max_eval_samples], options)
+            fraction = "data.validation_fraction"
+        more = "kto.max_eval_samples" if len(split.validation) > options.max_eval_samples else fraction
+        more = f"raise {more}, or set kto.eval_steps to null"
+        validation_rows = _rows(validation, batch_size, "validation", more)
+
+    _fit(run, tokenizer, train_rows, validation_rows, device, telemetry)
     free_memory()
 
     with telemetry.phase("evaluate"):
         before, after, shared = measure_against_start(run, tokenizer, corpus, prompts, device)
         with working(f"{run.stage}: scoring held-out answers"):
-            batch_size = 2 * options.per_device_train_batch_size
-            rewards = options.beta * log_ratios(shared, tokenizer, [judged.row for judged in heldout], batch_size)
+            rewards = options.beta * log_ratios(shared, tokenizer, [judged.row for judged in heldout], 2 * batch_size)
     is_good = torch.tensor([judged.good for judged in heldout])
     telling = {
         "heldout_reward_good": rewards[is_good].mean().item(),
@@ -78,15 +87,14 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
 def _fit(
     run: StageRun,
     tokenizer: DialogueTokenizer,
-    training: Sequence[Judged],
-    validation: Sequence[Judged],
+    training: list[dict[str, Any]],
+    validation: list[dict[str, Any]],
     device: torch.device,
     telemetry: Telemetry,
 ) -> None:
     """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
     recipe = run.loaded.recipe
     options = recipe.options(Kto)
-    batch_size = options.per_device_train_batch_size
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
         model = policy_at_its_start(run, device)
@@ -101,11 +109,11 @@ def _fit(
             desirable_weight=options.desirable_weight,
             undesirable_weight=options.undesirable_weight,
         ),
-        train_dataset=rows_to_dataset(_rows(training, batch_size, "max_samples")),
-        eval_dataset=rows_to_dataset(_rows(validation, batch_size, "max_eval_samples")) if validation else None,
+        train_dataset=rows_to_dataset(training),
+        eval_dataset=rows_to_dataset(validation) if validation else None,
         processing_class=tokenizer.hf,
     )
-    lengths = [len(judged.row.prompt) + len(judged.row.response) for judged in training]
+    lengths = [len(row["prompt_ids"]) + len(row["completion_ids"]) for row in training]
     weights = train(trainer, run, telemetry, lengths)
     save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
@@ -126,14 +134,14 @@ def _encode(tokenizer: DialogueTokenizer, rows: Sequence[Example], options: Kto)
     return judged, {**counts, "answers_dropped": len(rows) - len(judged)}
 
 
-def _rows(rows: Sequence[Judged], batch_size: int, key: str) -> list[dict[str, object]]:
+def _rows(rows: Sequence[Judged], batch_size: int, part: str, more: str) -> list[dict[str, Any]]:
     """Return the rows that TRL's collator takes; each has the answer to another prompt, from which z is estimated.
 
     It is that of the nearest row before it with another prompt, round its micro-batch. Where the micro-batch has one
     prompt alone, as a last one of one row has, it comes from the rows before the micro-batch, round them all. Raises
-    UserError where all rows have one prompt. `key` of the recipe limits their number.
+    UserError where all rows, those of a `part` of the data, have one prompt; `more` says how to get others.
     """
-    taken: list[dict[str, object]] = []
+    taken: list[dict[str, Any]] = []
     for number, (row, good) in enumerate(rows):
         first = number - number % batch_size
         end = min(first + batch_size, len(rows))
@@ -142,10 +150,8 @@ def _rows(rows: Sequence[Judged], batch_size: int, key: str) -> list[dict[str, o
         others = (rows[i].row for i in itertools.chain(in_batch, outside))
         other = next((judged.response for judged in others if judged.prompt != row.prompt), None)
         if other is None:
-            raise UserError(
-                f"kto.{key}: {counted(len(rows), 'answer')} to one prompt, and KTO compares answers to several: raise "
-                "it, or add a file with --data"
-            )
+            answers = counted(len(rows), f"{part} answer")
+            raise UserError(f"kto: {answers} to one prompt, and KTO compares answers to several: {more}")
         ids = {"prompt_ids": row.prompt, "completion_ids": row.response, "KL_completion_ids": other}
         taken.append({**ids, "label": good})
     return taken
