@@ -169,7 +169,10 @@ def test_a_start_of_which_nothing_is_judged_is_refused():
     samples = replace(samples, rewards={"sums": torch.tensor([1.0, torch.nan]), "code": torch.tensor([torch.nan, 0.0])})
     parts = {"evaluate": lambda role: samples, "run": SimpleNamespace(stage="grpo")}
     parts |= {"recipe": SimpleNamespace(start="sft")}
-    with pytest.raises(UserError, match=r"^grpo: none of 2 held-out answers of sft has .*reward \(sums 1, code 1\)"):
+    with pytest.raises(
+        UserError,
+        match=r"^grpo: none of 2 held-out answers of sft has .*reward \(with a verdict: sums 1, code 1 of 2\);",
+    ):
         Session.measure_reference(cast(Session, SimpleNamespace(**parts)))
 
 

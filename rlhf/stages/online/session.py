@@ -144,7 +144,8 @@ class Session:
             counts = ", ".join(f"{name} {int((~x.isnan()).sum())}" for name, x in found.rewards.items())
             raise UserError(
                 f"{self.run.stage}: none of {len(found.texts)} held-out answers of {self.recipe.start} has a verdict "
-                f"of every reward ({counts}); where a reward does not apply, return a number such as 0"
+                f"of every reward (with a verdict: {counts} of {len(found.texts)}); where a reward does not apply, "
+                "return a number such as 0"
             )
 
     def measure_score_norm(self) -> ScoreNorm:
