@@ -85,14 +85,14 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     if problem["type"] == "value_error":
         return f"{source}: {key + ': ' if key else ''}{message}"
     if problem["type"] == "model_type":
-        message = f"a section is written {'.'.join(location)}.KEY=VALUE, or with its keys below it"
+        message = f"a section is written {'.'.join([*location, 'KEY'])}=VALUE, or with its keys below it"
     if problem["type"] in ("tuple_type", "literal_error"):
         message = _message_of_several_types(kind, problems, location) or message
     if problem["loc"][-1:] and problem["loc"][-1] in PLAIN_TYPES:
         types = [PLAIN_TYPES.get(str(p["loc"][-1]), "") for p in problems if p["loc"] and _location(p) == location]
         message = f"input should be {', or '.join(dict.fromkeys(filter(None, types)))}"
     given = "null" if problem["input"] is None else repr(problem["input"])
-    return f"{source}: {key} = {shortened(given, 200)}: {message}{_left_out(kind, location)}{also_wrong}"
+    return f"{source}: {key}{key and ' = '}{shortened(given, 200)}: {message}{_left_out(kind, location)}{also_wrong}"
 
 
 def _left_out(kind: type[Section], location: list[str]) -> str:
@@ -100,8 +100,10 @@ def _left_out(kind: type[Section], location: list[str]) -> str:
 
     A value that switches something off elsewhere, such as 0, 1 or -1, is often none that the key takes.
     """
-    field = _section_at(kind, location[:-1]).model_fields.get(location[-1])
-    if field is None or field.is_required() or field.default is not None or section_types(field.annotation):
+    if ".".join(location) not in dotted_keys(kind):  # a value in a mapping, or the whole object
+        return ""
+    field = _section_at(kind, location[:-1]).model_fields[location[-1]]
+    if field.is_required() or field.default is not None or section_types(field.annotation):
         return ""
     return f"; leave the key out for {field.description}" if field.description else "; the key may be left out"
 

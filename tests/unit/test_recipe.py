@@ -12,7 +12,7 @@ from rlhf import recipe
 from rlhf.data.tokenize import train
 from rlhf.errors import UserError
 from rlhf.plan.predict import predicted_stages
-from rlhf.recipe import Ppo, Sft, plain_yaml
+from rlhf.recipe import Ppo, Sft, plain_yaml, strict
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.schema_model import SMALLEST_TRAINED
 from tests.helpers import GROUP, RECIPE, rlhf
@@ -460,6 +460,14 @@ def test_a_key_that_may_be_left_out_says_so_where_its_value_is_wrong(value):
     for key in ("ppo.steps", "ppo.num_ppo_epochs", "ppo"):
         with pytest.raises(UserError, match=rf"{key} = 0: (?!.*left out|.*leave)"):
             recipe.load(CPU, {key: 0})
+
+
+def test_what_is_no_key_of_a_recipe_is_not_said_to_be_left_out():
+    """A value in a mapping, though another key has its name, and the whole recipe."""
+    with pytest.raises(UserError, match=r"data\.rename\.rating = 3: input should be a valid string$"):
+        recipe.load(CPU, {"data.rename": {"rating": 3}})  # a column; `data.rating` is another key
+    with pytest.raises(UserError, match=r"v1: \[1\]: a section is written KEY=VALUE, or with its keys below it$"):
+        strict.validate(recipe.Recipe, [1], CPU, ())
 
 
 @pytest.mark.parametrize(
