@@ -305,9 +305,9 @@ class _Making:
         asked, prompt, response = content.data.asked, content.max_prompt_length, content.response_length
         found = probe.ask(spec, self.facts.tokenizer, functions, asked, prompt, response, seconds, self.say.done)
         if found is None:
-            why = f"the base was asked, and had no answer of {probe.SHORTEST} tokens in {seconds:.0f} s"
-            longest = f"the {response} tokens that --max-length admits"
-            return content._replace(notes=(f"{why}: while nothing else runs, it may need fewer than {longest}",))
+            why = f"the base gave no answer within {seconds:.0f} s, so responses may have the {response} tokens that "
+            advice = "--max-length admits; it may need fewer: try again while nothing else runs, or with more --minutes"
+            return content._replace(notes=(why + advice,))
         return content._replace(response_length=found.tokens, notes=(found.words,))
 
     def within_budget(self, content: Content, fitted: Fit) -> Content:

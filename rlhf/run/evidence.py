@@ -145,9 +145,9 @@ class Gain(NamedTuple):
             before, after = (f"{100 * share:.3g} %" for share in self.no_verdict)
             text += f" of answers with a verdict ({before} before and {after} after have none)"
         text += of_prompts(self.prompts)
-        if self.chosen_among is not None:
-            text += f" that chose it among {self.chosen_among} checkpoints, so that it looks too good"
         text += f": {self.verdict}"
+        if self.chosen_among is not None:
+            text += f"; these prompts also chose the policy among {self.chosen_among} checkpoints, so it looks too good"
         return text if self.verdict != NOT_KNOWN else f"{text}; {way_to_know(self.value, self.interval, self.prompts)}"
 
 

@@ -65,7 +65,7 @@ def test_what_is_in_no_figure_and_what_its_own_figures_chose_is_said():
     plain = "+0.30 standard deviations (95 %: +0.10 to +0.50)"
     unjudged = f"{plain} of answers with a verdict (0 % before and 25 % after have none) on 64 held-out prompts"
     assert not_none(evidence.gain_of_stage("ppo", metrics)).in_words() == f"{unjudged}: better"
-    chosen = f"{unjudged} that chose it among 5 checkpoints, so that it looks too good: better"
+    chosen = f"{unjudged}: better; these prompts also chose the policy among 5 checkpoints, so it looks too good"
     assert not_none(evidence.gain_of_stage("ppo", metrics | {"chosen_among_checkpoints": 5})).in_words() == chosen
 
 
