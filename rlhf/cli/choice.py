@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rlhf import recipe as recipes
+from rlhf.cli.run_argument import TAKES_RUN
 from rlhf.data.hub import hub_hint
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
@@ -120,7 +121,7 @@ class Choice:
             return self.directory
         if self.hw is None:
             context = click.get_current_context(silent=True)
-            takes_run = any("[RUN]" in str(p.metavar) for p in (context.command.params if context else ()))
+            takes_run = any(p.name in TAKES_RUN for p in (context.command.params if context else ()))
             run = "; or name a run directory as RUN" if takes_run else ""
             raise OptionError(f"name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them{run}")
         default = recipes.resolve(self.hw, recipes_root())

@@ -12,7 +12,7 @@ from rlhf import recipe as recipes
 from rlhf.cli import paths
 from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
 from rlhf.cli.options import SEED, RunsFolder, WholeNumber, existing_root, typed_options
-from rlhf.cli.run_argument import OF_THE_RUN, RUN, run_among
+from rlhf.cli.run_argument import AMONG_OTHERS, OF_THE_RUN, RUN, run_among
 from rlhf.errors import OptionError
 from rlhf.recipe import POLICIES, Recipe
 from rlhf.recipe.strict import dotted_keys
@@ -148,7 +148,7 @@ def _call(command: Command, names: Sequence[str], values: dict[str, Any]) -> Non
 def _run_of(values: dict[str, Any], alone: bool) -> tuple[NamedRun | None, dict[str, Any]]:
     """Return the run directory among a command's arguments, and its other arguments. Raises what `run_among` does."""
     run, others = values.pop("run", None), dict(values)
-    for name in ("files", "more_data", "rewards"):
+    for name in AMONG_OTHERS:
         if name in values:
             run, others[name] = run_among(values[name], alone)
     return run, others

@@ -30,7 +30,7 @@ from rlhf.process import distributed
 from rlhf.process.task import Task
 from rlhf.recipe import POLICIES, load, parse_overrides
 from rlhf.terminal import wording
-from tests.helpers import RECIPE, SMALL, beside, noted, rlhf, run_stages, small, task_of
+from tests.helpers import RECIPE, SMALL, beside, not_none, noted, rlhf, run_stages, small, task_of
 from tests.records import summary_of
 
 SOURCE = Path(package.__file__).parent
@@ -168,6 +168,8 @@ def test_a_rank_does_not_repeat_it(command, tmp_path, monkeypatch):
             ["run", "sft", "--resume"],
             "name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them; or name a run",
         ),
+        (["chat", "--hw", "cpu", ""], "RUN '' names nothing"),
+        (["run", "sft", "--hw", "cpu", ""], "RUN '' names nothing"),
         (["run", "sft", "--hw", "tpu"], "--hw tpu: no recipe for such hardware"),
         (["run", "sft", "--recipe", "nowhere/v1"], "--recipe nowhere/v1: no recipe.yaml there; `rlhf recipes` lists"),
         (["plan", "--recipe", "recipes/cpu-tiny"], "name one: recipes/cpu-tiny/v1 or recipes/cpu-tiny/v2"),
@@ -201,6 +203,13 @@ def test_a_bad_command_is_explained(command, arguments, message):
     assert code == 2
     assert message in " ".join(err.split())
     assert "Traceback" not in err
+
+
+def test_a_command_that_takes_a_run_says_so_whatever_its_help_calls_it(command, monkeypatch):
+    for parameter in not_none(cli.cli.get_command(click.Context(cli.cli), "chat")).params:
+        monkeypatch.setattr(parameter, "metavar", None)
+    assert "or name a run directory as RUN" in " ".join(command("chat")[2].split())
+    assert "or name a run" not in command("plan")[2]
 
 
 @pytest.mark.parametrize(
