@@ -197,8 +197,9 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
     for name, function in a.details.reward_functions.items():
         same_function = function == functions_of_b.get(name)
         rows += _paired(a, b, f"reward_{name}", partial(_reward, name), comparable=same_function)
-        rows += _figure(a, b, f"reward_{name}_no_verdict")
+        rows += _no_verdict(a, b, f"reward_{name}")
     rows += _paired(a, b, "score", lambda answer: answer.score, comparable=same_reward_model)
+    rows += _no_verdict(a, b, "score")
     rows += _overall(a, b)
     return PolicyComparison(
         a=a.name,
@@ -306,6 +307,15 @@ def _accuracy_interval(a: PolicyEvaluation, b: PolicyEvaluation) -> tuple[float,
     right_a, right_b = (stats.outcomes([pair.margin for pair in pairs]) for pairs in (pairs_a, pairs_b))
     interval = stats.paired_difference(right_a, right_b, [pair.prompt for pair in pairs_a])
     return None if interval is None else _scaled_interval(interval)
+
+
+def _no_verdict(a: PolicyEvaluation, b: PolicyEvaluation, name: str) -> list[FigureRow]:
+    """Return the shares of answers that have no `name`; nothing if both are 0, which records leave out."""
+    key = f"{name}_no_verdict"
+    if not any(side.metrics.get(key) for side in (a, b)):
+        return []
+    a, b = (side._replace(metrics={key: 0.0, **side.metrics}) if name in side.metrics else side for side in (a, b))
+    return _figure(a, b, key)
 
 
 def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str, *, comparable: bool = True) -> list[FigureRow]:

@@ -157,10 +157,16 @@ def test_prompts_that_one_side_has_no_verdict_on_are_compared_with_nothing(tmp_p
             tmp_path / name,
             [(f"p{i}", [{"response": "x", "rewards": rewards}]) for i, rewards in enumerate(given[name])],
             details={"reward_functions": {"judge": "judge(…)"}},
+            metrics=metrics,
         )
-        for name in "ab"
+        for name, metrics in (
+            ("a", {"ppo/score": 0.5, "ppo/reward_judge": 0.5}),  # a share of 0 has no key
+            ("b", {"ppo/score": 0.5, "ppo/score_no_verdict": 0.25, "ppo/reward_judge_no_verdict": 0.25}),
+        )
     )
     rows = compared(a, b)
+    assert [rows[f"{name}_no_verdict"]["difference"] for name in ("score", "reward_judge")] == [0.25, 0.25]
+    assert not [row for row in compared(a, a)["rows"] if "verdict" in row["name"]], "all of both are judged"
     assert [rows["reward_judge"][side] for side in "ab"] == pytest.approx([0.35, 0.35])
     assert rows["win_rate_by_reward_judge"]["b"] == 0.5
 
