@@ -152,9 +152,10 @@ def check_data(
         refuse_inputs(to, [*files, *heldout, *(Path(tokenizer).glob("*") if tokenizer else ())])
     count, unit = (spread.tokens(tokenizer, "--tokenizer"), "tokens") if tokenizer else (spread.words, "words")
     with working("reading and checking"):
-        read = partial(formats.read, on_bad_row="skip", kind=kind, advice=formats.CHECK_ADVICE, preparation=preparation)
-        rows = read(list(files))
-        heldout_rows = read(list(heldout)) if heldout else None
+        read = partial(formats.read, on_bad_row="skip", kind=kind, advice=formats.CHECK_ADVICE)
+        rows = read(list(files), preparation=preparation)
+        others = preparation._replace(rating_used=True)
+        heldout_rows = read(list(heldout), preparation=others) if heldout else None
         report = quality.check(rows, heldout=heldout_rows, seed=seed, fraction=fraction, count=count, unit=unit)
     refused = _refused(tokenizer, [*rows.rows, *(heldout_rows.rows if heldout_rows else ())]) if tokenizer else None
     if refused is not None:

@@ -16,7 +16,7 @@ from rlhf.data.fields import (
     switches_training,
     values,
 )
-from rlhf.data.margins import SIDES, number_or_none, sign_of, twin_fields
+from rlhf.data.margins import SIDES, number_or_none, pair_ratings, twin_fields
 from rlhf.data.normal import normalise
 from rlhf.data.raw import Malformed
 from rlhf.data.verdicts import agrees, names_verdict
@@ -82,6 +82,7 @@ def unread_columns(row: dict[str, object], kind: RowKind, facts: FileFacts = NO_
     told = [row[name] for name in row if name in used]
     is_pair = kind in ("preference", "hh")
     about = set(itertools.chain(*twin_fields(row, *SIDES))) if is_pair else set()
+    rates = {name for _, *names in pair_ratings(row, facts.rating) for name in names} if is_pair else set()
     unread = Unread([], [])
     for column, content in row.items():
         if column in used or switches_training(column) or _is_repeated(content, told):
@@ -89,7 +90,7 @@ def unread_columns(row: dict[str, object], kind: RowKind, facts: FileFacts = NO_
         verdict = is_pair and names_verdict(column) and has_value(content)
         if is_pair and (column == "margin" or (verdict and agrees(column, content))):
             continue
-        others = [leaf for leaf in leaves(column, content) if verdict or not _is_free(*leaf, about, facts)]
+        others = [leaf for leaf in leaves(column, content) if verdict or not _is_free(*leaf, rates, facts)]
         if kind == "text" or (not verdict and all(_is_told(name, value, about, facts) for name, value in others)):
             unread.named.extend([column] if others else [])
         else:
@@ -97,10 +98,9 @@ def unread_columns(row: dict[str, object], kind: RowKind, facts: FileFacts = NO_
     return unread
 
 
-def _is_free(name: str, value: object, about: set[str], facts: FileFacts) -> bool:
+def _is_free(name: str, value: object, rates: set[str], facts: FileFacts) -> bool:
     """Return whether a field is without influence, or it is the rating of an answer, which the margin is made of."""
-    rates = name in about and sign_of(name, SIDES) is not None
-    return is_free(name, value, facts) or (rates and number_or_none(value) is not None)
+    return is_free(name, value, facts) or (name in rates and number_or_none(value) is not None)
 
 
 def _is_told(name: str, value: object, about: set[str], facts: FileFacts) -> bool:

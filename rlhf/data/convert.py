@@ -102,7 +102,8 @@ def convert(
                 paired = [*_pair_compared(str(file), rows(), pairings, preparation.rating)]
                 rows = partial(iter, paired)
         raw_files.append((str(file), rows, partial(sha256, file)))
-    pairs_only = Preparation(rated=preparation.rated, rating=preparation.rating)
+    used = any(isinstance(pairing, Comparisons) for pairing in pairings)
+    pairs_only = Preparation(rated=preparation.rated, rating=preparation.rating, rating_used=used)
     advice = formats.CONVERT_ADVICE
     parsed = formats.parse(raw_files, on_bad_row=on_bad_row, kind=kind, advice=advice, preparation=pairs_only)
     kinds = {type(row): row.source for row in parsed.rows}

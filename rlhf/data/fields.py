@@ -130,13 +130,15 @@ class FileFacts:
     """What holds for all rows of a file, and no row can say by itself.
 
     `ids` are names of fields, dotted, those of messages behind `[].`, and `constant` has such names with the one value;
-    `transcripts` says of the columns of prompts and answers with texts whether these are transcripts.
+    `transcripts` says of the columns of prompts and answers with texts whether these are transcripts. `rating` is the
+    number that rates answers because the user names it.
     """
 
     ids: frozenset[str] = frozenset()
     constant: Mapping[str, str] = field(default_factory=dict)
     transcripts: Mapping[str, bool] = field(default_factory=dict)
     sample: tuple[dict[str, object], ...] = ()
+    rating: str | None = None
 
     def is_constant(self, name: str, value: object) -> bool:
         """Return whether a field has this value, a number or a word, in all rows; one of 0 or 1 may be a switch."""

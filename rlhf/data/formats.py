@@ -25,7 +25,7 @@ from rlhf.data import hub, raw, suggest
 from rlhf.data.columns import KIND_KEYS
 from rlhf.data.fields import NO_FACTS, FileFacts, survey
 from rlhf.data.labels import unclear_label
-from rlhf.data.margins import UnclearRating
+from rlhf.data.margins import SIDES, UnclearRating, ask_for_sign, number_pairs, pair_ratings
 from rlhf.data.messages import quoted_keys
 from rlhf.data.normal import repeats_prompt
 from rlhf.data.parsing import (
@@ -41,7 +41,7 @@ from rlhf.data.rated import Count
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import KINDS, LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row, of_kind
 from rlhf.data.unread import UnknownColumn, ignoring, refuse_unread
-from rlhf.data.verdicts import Columns, compared
+from rlhf.data.verdicts import Columns, compared, preference
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe.choices import DataFormat, OnBadRow, RowKind
@@ -240,6 +240,7 @@ class _Reader:
         self.advice = advice
         self.kind = kind
         self.preparation = preparation
+        self.rating_used = preparation.rating_used or preparation.rating is None
         self.notes: list[str] = []
         self.kept: list[Row] = []
         self.left_out: dict[LeftOut, list[str]] = {reason: [] for reason in LEFT_OUT}
@@ -252,7 +253,7 @@ class _Reader:
         self.name = name
         count, first = 0, len(self.kept)
         bad: dict[int, tuple[str, Malformed]] = {}  # by the row's number
-        facts = survey(self._prepared(rows(), Count()))
+        facts = replace(survey(self._prepared(rows(), Count())), rating=self.preparation.rating)
         rated, unused = Count(), dict[str, None]()
         remaining = iter(self._prepared(rows(), rated))
         for source, value in remaining:
@@ -273,7 +274,9 @@ class _Reader:
                     self.left_out[outcome].append(source)
                 else:
                     self.kept.append(outcome)
-        self._note(name, rated, [*unused, *rated.unused], self.kept[first:])
+                    self.rating_used = self.rating_used or bool(pair_ratings(row, facts.rating))
+        self.rating_used |= bool(rated.prompts)
+        self._note(name, rated, [*unused, *rated.unused], self.kept[first:], facts)
         if not count:
             why = f"{rated.in_words(self.preparation.rated)}: no pair to train on" if rated.prompts else "no rows in it"
             raise UserError(f"{name}: {why}; add some (docs/data.md), or name another file")
@@ -283,13 +286,17 @@ class _Reader:
         assert kind is not None
         self.files.append(FileReport(name, sha256(), kind, count))
 
-    def _note(self, name: str, rated: Count, unused: Sequence[str], rows: Sequence[Row]) -> None:
+    def _note(self, name: str, rated: Count, unused: Sequence[str], rows: Sequence[Row], facts: FileFacts) -> None:
         """Add what is worth a line about a file: pairs of rated answers, columns without use, answers with prompts."""
         if rated.prompts:
             self.notes.append(f"{name}: {rated.in_words(self.preparation.rated)}")
         if unused:
             them = "it" if len(unused) == 1 else "them"
             says = f"{ignoring(unused)} says that no answer needs {them}"
+            numbers = (pair for row in facts.sample for pair in number_pairs(row, *SIDES))
+            unclear = next((number for number, _ in numbers if {number, number.partition(".")[0]} & {*unused}), None)
+            if unclear and not any(isinstance(row, PreferencePair) and row.margin is not None for row in rows):
+                says += f". No rating is compared with the labels (inverted, tied): {ask_for_sign(unclear)}"
             self.notes.append(f"{name}: not used in training: {', '.join(unused)}; {says}")
         if 2 * (repeated := sum(map(repeats_prompt, rows))) > len(rows):
             self.notes.append(
@@ -355,7 +362,7 @@ class _Reader:
     def _checked_kind(self, row: dict[str, object], kind: RowKind | None) -> RowKind:
         """Return the file's kind, which its first row of any known kind decides. Raises Malformed for other rows."""
         if self.kind in ("auto", "preference") and (columns := compared(row)):
-            raise _comparison(columns)
+            raise _comparison(row, columns, self.preparation.rating)
         if self.kind != "auto":
             return self.kind
         row_kind = kind_of(row)
@@ -383,7 +390,12 @@ class _Reader:
         refuse_unread(row, kind, NO_FACTS, not named, {})
 
     def rows(self) -> ParsedRows:
-        """Return what was read so far."""
+        """Return what was read so far. Raises UserError for a rating that no row has."""
+        if not self.rating_used:
+            raise UserError(
+                f"{', '.join(file.name for file in self.files)}: no row has the number {self.preparation.rating} "
+                "(data.rating, --rating) for each of its answers; take it out, or correct its name"
+            )
         left_out = {reason: tuple(sources) for reason, sources in self.left_out.items()}
         report = ReadReport(tuple(self.files), tuple(self.malformed), left_out, tuple(self.notes))
         return ParsedRows(tuple(sorted(self.kept, key=lambda row: KINDS.index(type(row)))), report)
@@ -408,13 +420,16 @@ def _unknown_columns(row: dict[str, object], command: str | None) -> WrongColumn
     )
 
 
-def _comparison(columns: Columns) -> WrongColumns:
-    """Return the error for two responses, whose better one a verdict or their ratings say."""
+def _comparison(row: dict[str, object], columns: Columns, rating: str | None) -> WrongColumns:
+    """Return the error for two responses, whose better one a verdict or their ratings say, or nothing does yet."""
     verdict = "" if columns.verdict is None else f" and a verdict ({columns.verdict})"
-    return WrongColumns(
-        f"two responses ({columns.first}, {columns.second}){verdict}: `rlhf data convert FILE --to pairs.jsonl` makes "
-        "pairs of the better and the worse one"
-    )
+    found = f"two responses ({columns.first}, {columns.second}){verdict}"
+    command = "`rlhf data convert FILE --to pairs.jsonl`"
+    try:
+        preference(row, columns, rating)
+    except Malformed as problem:
+        return WrongColumns(f"{found}, of which {command} makes no pair yet: {problem}")
+    return WrongColumns(f"{found}: {command} makes pairs of the better and the worse one")
 
 
 def _unclear(label: str) -> WrongColumns:

@@ -19,6 +19,10 @@ class UnclearRating(Malformed):
     """A number that may rate answers, and does not say which are better. The message says what to do."""
 
 
+class NoSuchRating(Malformed):
+    """A row without the number that `data.rating` names."""
+
+
 def sign_of(name: str, marks: Container[str] = ()) -> int | None:
     """Return 1 where more of a number is better, −1 where it is a place; None where its name leaves that open.
 
@@ -28,15 +32,21 @@ def sign_of(name: str, marks: Container[str] = ()) -> int | None:
     return 1 if own in _RATINGS else -1 if own in _PLACES else None
 
 
-def named_rating(rating: str, names: Container[str], marks: Container[str] = ()) -> tuple[str, int]:
+def named_rating(
+    rating: str, numbers: Collection[str], marks: Container[str] = (), names: Container[str] = ()
+) -> tuple[str, int]:
     """Return the number that `data.rating` names, and its sign as `sign_of` does; `+` or `-` before it says the sign.
 
-    Raises Malformed if it is none of `names`, and where its sign is not known.
+    `names` are those of all fields, texts too. Raises NoSuchRating if it is none of `numbers`, and UnclearRating where
+    its sign is not known.
     """
-    name = rating if rating in names else rating.removeprefix(rating[0]) if rating[:1] in ("+", "-") else ""
-    if name not in names:
-        raise Malformed(f"no number beside each answer rates it: {rating} (data.rating) is none")
-    sign = sign_of(name, marks) if name == rating else 1 if rating[0] == "+" else -1
+    signed = rating not in numbers and rating[:1] in ("+", "-")
+    name = rating[1:] if signed else rating
+    if name not in numbers:
+        wrong = "has no numbers" if name in names else "is none"
+        there = f"; the numbers there are {', '.join(numbers)}" if numbers else ""
+        raise NoSuchRating(f"no number beside each answer rates it: {rating} (data.rating) {wrong}{there}")
+    sign = sign_of(name, marks) if not signed else 1 if rating[0] == "+" else -1
     if sign is None:
         raise UnclearRating(ask_for_sign(name))
     return name, sign
@@ -50,35 +60,55 @@ def ask_for_sign(name: str) -> str:
     )
 
 
-def margin_of(row: Mapping[str, object]) -> float | None:
+def margin_of(row: Mapping[str, object], rating: str | None = None) -> float | None:
     """Return by how much the chosen answer is rated above the rejected one, or else the margin that a row states.
 
-    None where it has neither. Raises Malformed as `margins` does.
+    None where it has neither. `rating` names the number that rates. Raises Malformed as `margin` does.
     """
-    rated = margins(row, *SIDES)
-    return next(iter(rated.values())) if rated else _number(row, "margin")
+    above = margin(row, pair_ratings(row, rating))
+    return _number(row, "margin") if above is None else above
 
 
-def margins(
+def margin(row: Mapping[str, object], ratings: Collection[tuple[int, str, str]]) -> float | None:
+    """Return by how much the first of two answers is rated above the other by its `ratings`; None without any.
+
+    A rating of one answer alone says nothing. Of several the smallest difference counts. Raises Malformed for a number
+    that is not finite, for a rating that is no number beside one that is, and for ratings that disagree.
+    """
+    fields = dict(_fields(row))
+    found = {first: (sign, _difference(fields, first, second)) for sign, first, second in ratings}
+    known = {first: sign * difference for first, (sign, difference) in found.items() if difference is not None}
+    if len({(above > 0) - (above < 0) for above in known.values()}) > 1:  # the order of columns must not decide
+        name = next(iter(known))
+        raise UnclearRating(
+            f"{', '.join(known)} do not agree on which answer is better; name one: --set data.rating={name} "
+            f"(`rlhf data …`: --rating {name})"
+        )
+    return min(known.values(), key=abs, default=None)
+
+
+def pair_ratings(row: Mapping[str, object], rating: str | None) -> list[tuple[int, str, str]]:
+    """Return what rates the answers of a pair as `ratings_of` does; none without the number that `rating` names."""
+    try:
+        return ratings_of(row, *SIDES, rating=rating)
+    except NoSuchRating:
+        return []
+
+
+def ratings_of(
     row: Mapping[str, object], one: str, other: str, beside: Collection[str] = (), rating: str | None = None
-) -> dict[str, float]:
-    """Return by how much the first of two answers is rated above the other, by the name of each rating of it.
+) -> list[tuple[int, str, str]]:
+    """Return the names of two numbers each that rate two answers, behind the sign of `sign_of`.
 
-    Ratings are two numbers whose names differ as the marks `one` and `other` of the answers do and say how they rate
-    (`score_chosen`, `score_rejected`), or those that `rating` names; words of `beside` may stand there too. One without
-    its counterpart says nothing. Raises Malformed for a number that is not finite, for a rating that is no number
-    beside one that is, and for a `rating` that is none.
+    Their names differ as the marks `one` and `other` of the answers do and say how they rate (`score_chosen`,
+    `score_rejected`), or `rating` names one of them; words of `beside` may stand there too. Raises as `named_rating`.
     """
-    fields, marks = dict(_fields(row)), {one, other, *beside}
-    pairs = number_pairs(row, one, other)
+    marks, pairs = {one, other, *beside}, number_pairs(row, one, other)
     if rating is None:
-        signs = [(sign_of(first, marks), first, second) for first, second in pairs]
-    else:
-        of_name = {name: pair for pair in pairs for name in pair}
-        name, sign = named_rating(rating, of_name, marks)
-        signs = [(sign, *of_name[name])]
-    known = [(sign, first, _difference(fields, first, second)) for sign, first, second in signs if sign is not None]
-    return {first: sign * difference for sign, first, difference in known if difference is not None}
+        return [(sign, *pair) for pair in pairs if (sign := sign_of(pair[0], marks)) is not None]
+    of_name = {name: pair for pair in pairs for name in pair}
+    name, sign = named_rating(rating, of_name, marks)
+    return [(sign, *of_name[name])]
 
 
 def number_pairs(row: Mapping[str, object], one: str, other: str) -> list[tuple[str, str]]:

@@ -264,7 +264,7 @@ def _pair(row: dict[str, object], kind: RowKind, source: str, facts: FileFacts) 
         return "empty"
     if normalise(chosen) == normalise(rejected):
         return "identical"
-    return PreferencePair(prompt, chosen, rejected, source, margin_of(row))
+    return PreferencePair(prompt, chosen, rejected, source, margin_of(row, facts.rating))
 
 
 def _begins_with(prompt: Sequence[Message], beginning: Sequence[Message]) -> bool:

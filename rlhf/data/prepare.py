@@ -14,13 +14,17 @@ RawRows = Iterable[tuple[str, object]]  # source and row
 
 
 class Preparation(NamedTuple):
-    """Names of columns before and after, columns and fields of messages that go, and how rated answers are paired."""
+    """Names of columns before and after, columns and fields of messages that go, and how rated answers are paired.
+
+    `rating_used`: the number that `rating` names need not be in the rows, as others had it.
+    """
 
     rename: Mapping[str, str] = {}
     ignore: Sequence[str] = ()
     rated: RatedPairs = "best_worst"
     rating: str | None = None
     option: str = "data.rename"  # where the names are given
+    rating_used: bool = False
 
 
 def prepared(rows: RawRows, preparation: Preparation) -> RawRows:

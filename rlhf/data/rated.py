@@ -245,7 +245,8 @@ def _ratings(
     own = [(name, sign) for name in numbers if (sign := sign_of(name, marks)) is not None]
     own = [(name, sign) for name, sign in own if name == _MEAN] or own
     if rating is not None:
-        own = [named_rating(rating, names, marks)]
+        some = [name for name in names if any(number_or_none(item.get(name)) is not None for item in items)]
+        own = [named_rating(rating, some, marks, names)]
     if len(own) > 1:
         several = ", ".join(name for name, _ in own)
         raise Malformed(f"{several} may each be the rating of an answer; name one: --set data.rating={own[0][0]}")

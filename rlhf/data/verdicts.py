@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.data.fields import boolean, has_value, is_free, is_messages, is_text, twins, values, words
-from rlhf.data.margins import UnclearRating, ask_for_sign, margins, number_or_none, number_pairs, twin_fields
+from rlhf.data.fields import boolean, has_value, is_free, is_messages, is_text, is_word, twins, values, words
+from rlhf.data.margins import UnclearRating, ask_for_sign, margin, number_or_none, number_pairs, ratings_of, twin_fields
 from rlhf.data.raw import Malformed
 
 # Marks of the first and of the second response, and those that others beside them would have.
@@ -24,23 +24,25 @@ MARKS = (
     ("left", "right", ()),
 )
 PROMPTS = ("prompt", "context", "question", "instruction")
-_SIGNED = ("response1", "response2", "overall_preference")  # of HelpSteer3: below 0 the first is better, above 0 not
+_SIGNED = ("overall_preference", "preference_strength")  # of HelpSteer3 and 2: below 0 the first is better
 RESPONSE_WORDS = {
     *("response", "answer", "output", "completion", "conversation", "reply", "generation", "candidate"),
     *("summary", "text", "content"),
 }
 _VERDICTS = {
     *("winner", "winning", "won", "preferred", "preference", "better", "best", "chosen", "choice", "selected"),
-    *("verdict", "label", "judgment"),
+    *("verdict", "label", "judgment", "judgement"),
 }
 _BESIDE_VERDICTS = RESPONSE_WORDS | {
     *("id", "idx", "index", "number", "model", "name", "side", "the", "which", "overall", "human"),
     "final",
 }
-_LABELS = {"label", "judgment"}  # may name the worse one of two responses as well
+_LABELS = {"label", "judgment", "judgement"}  # may name the worse one of two responses as well
 _TIES = {"tie", "tied", "draw", "both", "neither", "tie (bothbad)", "both_bad", "bothbad"}
-_JUDGEMENT = {  # columns of HelpSteer3 and of Chatbot Arena that say how a verdict came about
-    *("individual_preference", "judge", "turn", "anony", "tstamp", "openai_moderation", "toxic_chat_tag"),
+_JUDGEMENT = {  # columns of HelpSteer and of Chatbot Arena that say how a verdict came about
+    *("preference_statement", "preference_elaboration", "three_most_similar_preferences"),
+    *("all_preferences_unprocessed", "individual_preference", "judge", "turn", "anony", "tstamp"),
+    *("openai_moderation", "toxic_chat_tag"),
 }
 _ANSWERS = ("completion", "response", "output")  # columns of rows of one answer
 
@@ -121,22 +123,21 @@ def preference(row: Mapping[str, object], columns: Columns, rating: str | None =
     prompt = at_most_one(prompts, "texts", "write them into one 'prompt'")
     if prompt is None and not are_whole:
         raise Malformed(f"no prompt under {', '.join(PROMPTS)}; name its column: --rename OLD=prompt")
-    ratings = margins(row, *columns.marks, answer_words(columns.first), rating)
-    first_is_better = _by_rating(row, columns, ratings) if columns.verdict is None else _by_verdict(row, columns)
+    above = margin(row, ratings_of(row, *columns.marks, answer_words(columns.first), rating))
+    first_is_better = _by_rating(row, columns, above) if columns.verdict is None else _by_verdict(row, columns, above)
     if first_is_better is None:
         return None
     better, worse = (columns.first, columns.second) if first_is_better else (columns.second, columns.first)
     pair = {"chosen": row[better], "rejected": row[worse]} | ({} if prompt is None else {"prompt": row[prompt]})
-    above = next(iter(ratings.values()), None)
-    margin = {} if above is None else {"margin": above if first_is_better else -above}
+    rated = {} if above is None else {"margin": above if first_is_better else -above}
     used = {columns.first, columns.second, columns.verdict, prompt, *_about_responses(row, columns)}
     beside = {key: value for key, value in row.items() if key not in used and key not in _JUDGEMENT}
-    return beside | margin | pair
+    return beside | rated | pair
 
 
 def _verdicts(row: Mapping[str, object]) -> list[str]:
     """Return the columns of a row that have a verdict."""
-    return [name for name, value in row.items() if has_value(value) and names_verdict(name)]
+    return [name for name, value in row.items() if has_value(value) and (names_verdict(name) or name in _SIGNED)]
 
 
 def _pairs(row: Mapping[str, object]) -> list[tuple[str, str, tuple[str, str]]]:
@@ -184,33 +185,52 @@ def at_most_one(found: Sequence[str], what: str, way_out: str, quote: Callable[[
     return found[0] if found else None
 
 
-def _by_rating(row: Mapping[str, object], columns: Columns, ratings: Mapping[str, float]) -> bool | None:
-    """Return whether the first response is rated higher; None for a tie. Raises Malformed without one rating."""
-    name = at_most_one([*ratings], "ratings", "name one: --rating NAME")
-    if name is None:
+def _by_rating(row: Mapping[str, object], columns: Columns, above: float | None) -> bool | None:
+    """Return whether the first response is rated higher; None for a tie. Raises UnclearRating without a rating."""
+    if above is None:
         numbers = [name for name, _ in number_pairs(row, *columns.marks) if not is_free(name, row.get(name))]
-        way_out = "".join(f"; {ask_for_sign(name)}" for name in numbers[:1])
+        ways = [ask_for_sign(name) for name in numbers[:1]]
+        used = {columns.first, columns.second, *PROMPTS, *_about_responses(row, columns), *_JUDGEMENT}
+        left = [name for name, value in row.items() if name not in used and has_value(value) and is_word(value)]
+        if names := [name for name in left if _would_decide(row, columns, name)]:
+            ways += [f"if {' or '.join(map(repr, names))} names the better one: --rename {names[0]}=winner"]
+        elif left := [name for name in left if not is_free(name, row[name])]:
+            known = f"{columns.first}, {columns.second} or tie"
+            ways += [f"if {' or '.join(map(repr, left))} says it, write it as 'winner': {known}"]
+        way_out = "".join(f"; {way}" for way in ways)
         raise UnclearRating(
             f"no verdict and no ratings say which response is better, as `winner` or `score_…` do{way_out}"
         )
-    return None if ratings[name] == 0 else ratings[name] > 0
+    return None if above == 0 else above > 0
 
 
-def _by_verdict(row: Mapping[str, object], columns: Columns) -> bool | None:
+def _would_decide(row: Mapping[str, object], columns: Columns, name: str) -> bool:
+    """Return whether a column would say which response is better if it were named `winner`."""
+    try:
+        _by_verdict({**row, "winner": row[name]}, columns._replace(verdict="winner"), None)
+    except Malformed:
+        return False
+    return True
+
+
+def _by_verdict(row: Mapping[str, object], columns: Columns, above: float | None) -> bool | None:
     """Return whether the first response is better; None for a tie. Raises Malformed where that is not clear.
 
     A number alone is clear where the responses are numbered alike. Elsewhere 1 may be the first or the second.
     """
     verdict, value = str(columns.verdict), row[str(columns.verdict)]
-    if _verdict_words(verdict) <= _LABELS:
+    by_rating = "" if above is None else f"; to let their ratings decide: --ignore {verdict}"
+    is_label = _verdict_words(verdict) <= _LABELS
+    if is_label and _would_decide(row, columns, verdict):
         raise Malformed(
             f"'{verdict}' leaves open whether it names the better response; if it does: --rename {verdict}=winner"
+            f"{by_rating}"
         )
     word = "" if isinstance(value, bool) else str(value).strip().lower()
     number = number_or_none(value)
-    known = f"{columns.first}, {columns.second} or tie"
+    known = f"{columns.first}, {columns.second} or tie{' as winner' if is_label else ''}"
     problem: type[Malformed] = Malformed
-    if (columns.first, columns.second, verdict) == _SIGNED:
+    if verdict in _SIGNED and words(columns.first) == ("response", "1"):
         known = "below 0 for the first response, above 0 for the second, and 0 for a tie"
         if number is not None and not math.isnan(number):
             return None if number == 0 else number < 0
@@ -220,9 +240,11 @@ def _by_verdict(row: Mapping[str, object], columns: Columns) -> bool | None:
         return value == row[columns.first]
     elif (side := _named_side(word, columns)) is not None:
         return side
+    elif verdict in _SIGNED and number is not None:
+        known += "; a number below or above 0 is read beside 'response_1' and 'response_2' (--rename)"
     elif columns.marks[0].isdigit() and number is not None:
         problem = OtherNumbers
-    raise problem(f"'{verdict}' is {value!r:.40} and leaves open which response is better; write {known}")
+    raise problem(f"'{verdict}' is {value!r:.40} and leaves open which response is better; write {known}{by_rating}")
 
 
 def _named_side(word: str, columns: Columns) -> bool | None:

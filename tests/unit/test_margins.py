@@ -6,7 +6,9 @@ import pytest
 
 from rlhf.data import convert, formats
 from rlhf.data.margins import margin_of
+from rlhf.data.prepare import Preparation
 from rlhf.data.raw import Malformed
+from rlhf.errors import UserError
 
 PAIR = {"prompt": "Name a metal.", "chosen": "Iron.", "rejected": "Wood."}
 
@@ -88,3 +90,48 @@ def test_a_number_about_each_answer_that_does_not_say_how_it_rates_is_named(tmp_
     read = formats.read([file])
     assert [pair.margin for pair in read.pairs] == [3, 2]
     assert "not used in training: bias_score_chosen, bias_score_rejected;" in read.report.notes[0]
+    assert "inverted" not in read.report.notes[0], "places are compared"
+
+
+def test_of_several_ratings_the_order_of_columns_does_not_decide():
+    score, place = {"score_chosen": 8, "score_rejected": 3}, {"rank_chosen": 2, "rank_rejected": 1}
+    equal = {"rating_chosen": 4, "rating_rejected": 4}
+    for one, other in ((score, place), (place, score), (score, equal)):
+        with pytest.raises(Malformed, match=r"do not agree on which answer is better; name one: .*--rating \w+\)"):
+            margin_of(one | other)
+    assert margin_of(place | score, "score_rejected") == 5 and margin_of(score | place, "rank_chosen") == -1
+    agreed = {"reward_chosen": 2, "reward_rejected": 1}
+    assert margin_of(score | agreed) == margin_of(agreed | score) == 1
+    assert margin_of(score | dict.fromkeys(place)) == 5, "a place that is not known says nothing"
+
+
+def test_a_rating_that_the_user_names_is_the_margin_of_a_pair_and_one_that_no_row_has_is_refused(tmp_path):
+    plain, rated = tmp_path / "plain.jsonl", tmp_path / "rated.jsonl"
+    plain.write_text(json.dumps(PAIR | {"margin": 2}) + "\n")
+    scores = {"rm_score_chosen": 1, "rm_score_rejected": 3, "score_chosen": 9, "score_rejected": 1}
+    rated.write_text(json.dumps(PAIR | scores) + "\n")
+    for sign, margin in (("+", -2), ("-", 2)):
+        how = Preparation(rating=f"{sign}rm_score_chosen")
+        read = formats.read([plain, rated], preparation=how)
+        assert [pair.margin for pair in read.pairs] == [2, margin]
+        assert read.report.notes[0].partition("not used in training: ")[2].startswith("score_chosen, score_rejected;")
+        assert [pair.margin for pair in convert.convert([rated], how).rows.pairs] == [margin]
+    with pytest.raises(UserError, match=r"'rm_score_chosen' does not say whether more of it is better"):
+        formats.read([rated], preparation=Preparation(rating="rm_score_chosen"))
+    for read_file in (
+        lambda how: formats.read([plain, rated], preparation=how),
+        lambda how: convert.convert([plain], how),
+    ):
+        with pytest.raises(UserError, match=r"no row has the number \+nonsense \(data.rating, --rating\)"):
+            read_file(Preparation(rating="+nonsense"))
+
+
+def test_numbers_of_unclear_meaning_are_said_not_to_be_compared_with_the_labels(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(
+        json.dumps(PAIR | {"rm_score": {"chosen": 1, "rejected": 3}, "chosen_model": "x", "rejected_model": "y"})
+    )
+    (note,) = formats.read([file]).report.notes
+    assert "No rating is compared with the labels (inverted, tied): 'rm_score.chosen' does not say" in note
+    (pair,) = formats.read([file], preparation=Preparation(rating="+rm_score.chosen")).pairs
+    assert pair.margin == -2

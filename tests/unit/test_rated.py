@@ -77,6 +77,13 @@ def test_all_pairs_of_different_ratings_may_be_made_and_the_rating_named(tmp_pat
     assert told(by_aspect) == [("answer 1", "answer 3", 3.5)]
     with pytest.raises(UserError, match=r"rates it: depth \(data\.rating\) is none"):
         read(tmp_path, ultrafeedback(), rating="depth")
+    with pytest.raises(UserError, match=r"\+critique \(data\.rating\) has no numbers; the numbers there are .*score"):
+        read(tmp_path, ultrafeedback(), rating="+critique")
+    partly = {
+        "prompt": "Q?",
+        "answers": [{"text": text, "cost": cost} for text, cost in zip("abc", (1, "N/A", 3), strict=True)],
+    }
+    assert told(read(tmp_path, partly, rating="-cost")) == [("a", "c", 2)]
 
 
 def test_without_a_rating_of_its_own_the_mean_of_the_aspects_rates_an_answer(tmp_path):

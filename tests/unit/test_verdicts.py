@@ -197,16 +197,60 @@ def test_numbers_whose_names_leave_open_which_response_is_better_decide_where_th
 def test_of_two_ratings_none_is_taken_before_the_other(tmp_path):
     row = lettered(None) | {"score_a": 1, "score_b": 2, "reward_a": 5, "reward_b": 3}
     file = write(tmp_path / "a.jsonl", row)
-    with pytest.raises(UserError, match="ratings under 'score_a' and 'reward_a'; name one: --rating NAME"):
+    with pytest.raises(UserError, match=r"score_a, reward_a do not agree .* --rating score_a\)"):
         convert.convert([file])
     assert convert.convert([file], Preparation(rating="reward_a")).rows.pairs[0].chosen == "One."
+    with pytest.raises(UserError, match="do not agree"):  # with a verdict too
+        convert.convert([write(tmp_path / "b.jsonl", row | {"winner": "a"})])
 
 
-@pytest.mark.parametrize("value", ["a", "response_b", 1, "One."])
-@pytest.mark.parametrize("column", ["label", "labels", "judgment", "human_label"])
-def test_a_label_may_name_the_worse_response_as_well(tmp_path, column, value):
-    with pytest.raises(UserError, match=rf"'{column}' leaves open whether it names .*: --rename {column}=winner"):
-        convert.convert([write(tmp_path / "a.jsonl", lettered(value, column))])
+@pytest.mark.parametrize(("value", "is_named"), [("a", True), ("response_b", True), ("One.", True), (1, False)])
+@pytest.mark.parametrize("column", ["label", "labels", "judgment", "human_label", "Judgements"])
+def test_a_label_may_name_the_worse_response_as_well(tmp_path, column, value, is_named):
+    """A way out is named only if it works: a new name where the value says which, and no column where ratings do."""
+    file = write(tmp_path / "a.jsonl", lettered(value, column))
+    with pytest.raises(UserError, match=rf"'{column}' .*leaves open") as refusal:
+        convert.convert([file])
+    assert (f"--rename {column}=winner" in str(refusal.value)) == is_named and "--ignore" not in str(refusal.value)
+    assert not is_named or convert.convert([file], Preparation({column: "winner"})).rows.pairs
+    rated = write(tmp_path / "b.jsonl", lettered(value, column, score_A=3, score_B=5))
+    with pytest.raises(UserError, match=rf"to let their ratings decide: --ignore {column}\b"):
+        convert.convert([rated])
+    assert convert.convert([rated], Preparation(ignore=[column])).rows.pairs[0].chosen == "Two."
+
+
+@pytest.mark.parametrize(
+    ("beside", "way_out"),
+    [
+        ({"safer_response_id": 1}, "if 'safer_response_id' names the better one: --rename safer_response_id=winner"),
+        ({"decided": "response_0", "n_tokens": 44}, "if 'decided' names the better one: --rename decided=winner"),
+        ({"strength": -2, "text_id": "a71"}, "if 'strength' says it, write it as 'winner': response_0, response_1 or"),
+        ({}, r"as `winner` or `score_…` do$"),
+    ],
+)
+def test_without_a_verdict_the_columns_that_may_be_one_are_named_on_reading_and_on_conversion(
+    tmp_path, beside, way_out
+):
+    file = write(tmp_path / "a.jsonl", from_zero(None, **beside))
+    for read in (formats.read, convert.convert):
+        with pytest.raises(UserError, match=way_out) as refusal:
+            read([file])
+        assert "makes pairs" not in str(refusal.value)
+    if "--rename" in way_out:
+        assert convert.convert([file], Preparation({next(iter(beside)): "winner"}, ["n_tokens"])).rows.pairs
+
+
+@pytest.mark.parametrize(
+    "names", [("response1", "response2"), ("response_1", "response_2"), ("Response 1", "Response 2")]
+)
+def test_the_sign_of_helpsteer_counts_beside_responses_1_and_2_however_they_are_spelled(tmp_path, names):
+    for verdict in ("overall_preference", "preference_strength"):
+        row = {"prompt": "A tree?", names[0]: "One.", names[1]: "Two.", verdict: 2}
+        beside = {"preference_statement": "@Two is better.", "all_preferences_unprocessed": [{"strength": 1}]}
+        (pair,) = convert.convert([write(tmp_path / "a.jsonl", row | beside, row | {verdict: 0})]).rows.pairs
+        assert pair.chosen == "Two."
+        with pytest.raises(UserError, match="a number below or above 0 is read beside 'response_1' and 'response_2'"):
+            convert.convert([write(tmp_path / "b.jsonl", lettered(1, verdict))])
 
 
 def test_numbers_that_count_the_responses_in_another_way_are_not_used_at_all(tmp_path):
