@@ -151,14 +151,15 @@ def test_a_group_without_gradient_is_not_informative(run):
 def test_rewards_that_differ_one_by_one_are_informative_where_each_is_normalised(run):
     """With weights 1 and 0.5 the sums are equal, and the sums of the normalised rewards are not."""
     a, b = torch.tensor([1.0, 0.0] * 4), torch.tensor([0.0, 2.0] * 4)
-    parts = {"scores": a + b / 2, "by_name": {"a": a, "b": b}, "judged": torch.ones(8, dtype=torch.bool)}
+    judged = torch.ones(8, dtype=torch.bool)
+    parts = {"scores": a + b / 2, "by_name": {"a": a, "b": b}, "judged": judged}
     for advantage, informative in (("group", False), ("of_batch", True)):
         learner = new_learner(run, "grpo")
         learner.options = learner.options.model_copy(
             update={"multi_objective_aggregation": "normalize_then_sum" if informative else "sum_then_normalize"}
         )
         assert learner.options.advantage == advantage
-        shaped = learner.relative_in_group(a, parts["judged"]) + learner.relative_in_group(b, parts["judged"]) / 2
+        shaped = learner.relative_in_group(a, judged) + learner.relative_in_group(b, judged) / 2
         scored = cast(ScoredRollout, SimpleNamespace(**parts, shaped_scores=shaped))
         assert learner.is_informative(scored).tolist() == [informative] * 2
 
