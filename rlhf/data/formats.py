@@ -274,7 +274,7 @@ class _Reader:
                     self.left_out[outcome].append(source)
                 else:
                     self.kept.append(outcome)
-                    self.rating_used = self.rating_used or bool(pair_ratings(row, facts.rating))
+                self.rating_used = self.rating_used or bool(pair_ratings(row, facts.rating))
         self.rating_used |= bool(rated.prompts)
         self._note(name, rated, [*unused, *rated.unused], self.kept[first:], facts)
         if not count:
@@ -296,7 +296,8 @@ class _Reader:
             numbers = (pair for row in facts.sample for pair in number_pairs(row, *SIDES))
             unclear = next((number for number, _ in numbers if {number, number.partition(".")[0]} & {*unused}), None)
             if unclear and not any(isinstance(row, PreferencePair) and row.margin is not None for row in rows):
-                says += f". No rating is compared with the labels (inverted, tied): {ask_for_sign(unclear)}"
+                why = f"no pair has {facts.rating} (data.rating)" if facts.rating else ask_for_sign(unclear)
+                says += f". No rating is compared with the labels (inverted, tied): {why}"
             self.notes.append(f"{name}: not used in training: {', '.join(unused)}; {says}")
         if 2 * (repeated := sum(map(repeats_prompt, rows))) > len(rows):
             self.notes.append(

@@ -116,8 +116,18 @@ def test_a_rating_that_the_user_names_is_the_margin_of_a_pair_and_one_that_no_ro
         assert [pair.margin for pair in read.pairs] == [2, margin]
         assert read.report.notes[0].partition("not used in training: ")[2].startswith("score_chosen, score_rejected;")
         assert [pair.margin for pair in convert.convert([rated], how).rows.pairs] == [margin]
+    plain.write_text("".join(json.dumps(scores | row) + "\n" for row in (PAIR | {"rejected": "Iron."}, PAIR)))
+    beside = scores | {"cost_chosen": 1, "cost_rejected": 2}
+    rated.write_text(json.dumps(PAIR | beside) + "\n")
+    read = formats.read([plain, rated], preparation=Preparation(rating="-cost_chosen"))
+    assert [pair.margin for pair in read.pairs] == [None, 1]
+    assert "(inverted, tied): no pair has -cost_chosen (data.rating)" in read.report.notes[0]
+    assert "inverted" not in read.report.notes[1]
+    rated.write_text(json.dumps(beside | PAIR | {"rejected": "Iron."}) + "\n")
+    assert formats.read([rated, plain], preparation=Preparation(rating="-cost_chosen")).pairs, "its row is left out"
     with pytest.raises(UserError, match=r"'rm_score_chosen' does not say whether more of it is better"):
         formats.read([rated], preparation=Preparation(rating="rm_score_chosen"))
+    plain.write_text(json.dumps(PAIR) + "\n")
     for read_file in (
         lambda how: formats.read([plain, rated], preparation=how),
         lambda how: convert.convert([plain], how),
