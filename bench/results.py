@@ -43,13 +43,14 @@ TOKENS_OF_WARM_UP = ("d0fceebf", "fc82bc4d", "ec2acf72")
 HEAD = """# Results
 
 This page lists every measurement that is kept, with its commit; [studies](../studies/README.md) keep theirs
-themselves. Records of the chain also have recipe hash, package
-versions, device and seeds; the oldest do not name the processor. Predictions stand next to the recipes
-(`predicted.json`); only records that compare them with measurements have predictions too. In comparisons with TRL,
-"1.10 times" means that ours is 1.10 times as fast. For PPO, RLOO and GRPO both sides have the same design in the
-headline; [speed.md](../docs/speed.md#compared-with-trl) and [groups.md](../docs/groups.md#compared-with-trl) show the
-others, with the lean trunk and adapters in upper layers. This page is made by `make results-index` and checked by the
-tests.
+themselves. Records of the chain also have recipe hash, package versions, device and seeds; the oldest do not name the
+processor. Predictions stand next to the recipes (`predicted.json`); only records that compare them with measurements
+have predictions too. Records below `against/` test the benchmark itself: a commit beside itself, and regressions that
+were planted. This page is made by `make results-index` and checked by the tests.
+
+In comparisons with TRL, "1.10 times" means that ours is 1.10 times as fast. For PPO, RLOO and GRPO both sides have the
+same design in the headline; [speed.md](../docs/speed.md#compared-with-trl) and
+[groups.md](../docs/groups.md#compared-with-trl) show the others, with the lean trunk and adapters in upper layers.
 
 \\* These ratios are not exact: TRL's tokens are counted with those of its warm-up, whose seconds are left out
 ([speed.md](../docs/speed.md#sft-reward-model-and-dpo)). The newest record of the same comparison is exact.
@@ -65,7 +66,8 @@ between them, before the first release, so their figures of PPO and DPO differ.
 def page(root: Path = RESULTS) -> str:
     """Return the page: one line for each record, by folder, and the last by name first within one."""
     newest_first = sorted(root.rglob("*.json"), key=lambda file: file.name, reverse=True)
-    files = sorted(newest_first, key=lambda file: str(file.parent))
+    # What the chain and its peers measured stands first, and what tests the benchmarks themselves last.
+    files = sorted(newest_first, key=lambda file: ("against" in file.relative_to(root).parts, str(file.parent)))
     lines = "".join(_line(file, root) for file in files)
     return HEAD + lines
 
