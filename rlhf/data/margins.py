@@ -56,7 +56,7 @@ def ask_for_sign(name: str) -> str:
     """Return how to say whether more of a number is better."""
     return (
         f"'{name}' does not say whether more of it is better: --set data.rating=+{name} if it is, "
-        f"data.rating=-{name} if less is (`rlhf data …`: --rating +{name} or --rating -{name})"
+        f"data.rating=-{name} if less is (`rlhf data`, `rlhf new`: --rating +{name} or --rating -{name})"
     )
 
 
@@ -82,7 +82,7 @@ def margin(row: Mapping[str, object], ratings: Collection[tuple[int, str, str]])
         name = next(iter(known))
         raise UnclearRating(
             f"{', '.join(known)} do not agree on which answer is better; name one: --set data.rating={name} "
-            f"(`rlhf data …`: --rating {name})"
+            f"(`rlhf data`, `rlhf new`: --rating {name})"
         )
     return min(known.values(), key=abs, default=None)
 

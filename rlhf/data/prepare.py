@@ -27,6 +27,14 @@ class Preparation(NamedTuple):
     rating_used: bool = False
 
 
+def recipe_keys(preparation: Preparation) -> dict[str, object]:
+    """Return the keys of a recipe's section `data` that say the same; those with their defaults are left out."""
+    keys = {"rename": {**preparation.rename}, "ignore": [*preparation.ignore], "rating": preparation.rating}
+    if preparation.rated != Preparation().rated:
+        keys["rated"] = preparation.rated
+    return {key: value for key, value in keys.items() if value}
+
+
 def prepared(rows: RawRows, preparation: Preparation) -> RawRows:
     """Return rows with the columns renamed, and then without those that are ignored."""
     if preparation.rename:

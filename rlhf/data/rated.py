@@ -182,8 +182,8 @@ def _of_lists(row: Mapping[str, object], rating: str | None) -> _Found | None:
     if rating is None and unclear is not None:
         raise Malformed(
             f"'{unclear}' may hold the place of each answer, or the answers by place: write it as 'ranks', the place "
-            f"of each answer, 1 for the best, or say that it is that: --set data.rating={unclear} (`rlhf data …`: "
-            f"--rating {unclear})"
+            f"of each answer, 1 for the best, or say that it is that: --set data.rating={unclear} "
+            f"(`rlhf data`, `rlhf new`: --rating {unclear})"
         )
     rows = zip(*beside[column].values(), strict=True)
     items = [dict(zip(beside[column], row_numbers, strict=True)) for row_numbers in rows]

@@ -57,4 +57,4 @@ def _unread(row: dict[str, object], kind: RowKind, facts: FileFacts, columns: bo
 def ignoring(names: Iterable[str]) -> str:
     """Return how to say that columns or fields are to be ignored, in a recipe and in a command about a file."""
     listed = ",".join(names)
-    return f"--set data.ignore=[{listed}] (`rlhf data …`: --ignore {listed})"
+    return f"--set data.ignore=[{listed}] (`rlhf data`, `rlhf new`: --ignore {listed})"

@@ -1,5 +1,6 @@
 """How much of a recipe is trained in a time: steps, rows and held-out prompts, by the projected hours of the chain."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ EVALUATED = 0.15  # of the projected time goes into evaluations, at most
 HELDOUT = (128, 64, 32, 16, 8)  # held-out prompts to choose from: as many as that share allows
 EVALUATIONS = 2  # of PPO, RLOO and GRPO while they train, with the last: too few to choose a checkpoint by
 FEWEST = 10  # steps
+ROOM = 1.25  # times a projection is the budget that a message names: the next one may measure slower rates
 
 
 class Times(NamedTuple):
@@ -73,7 +75,7 @@ def too_few(minutes: float, most: float, least: float | None = None) -> str:
         takes = f"{least:.1f} to {takes}, by the length of the base's answers"
     return (
         f"{minutes:g} minutes are too few: {FEWEST} steps are projected to take {takes}; "
-        f"--minutes {most + 0.5:.0f} allows them, or choose a smaller model or a lower --max-length"
+        f"--minutes {math.ceil(ROOM * most)} allows them, or choose a smaller model or a lower --max-length"
     )
 
 

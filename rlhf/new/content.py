@@ -20,7 +20,7 @@ ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
 FUNCTION_ROLLOUTS = 64  # of a step that functions alone reward: at first few responses are right (cpu-smollm2-sums)
 PPO_STEPS = 500
 LEAST_STEPS = 100  # of a stage that functions reward: two passes over few questions teach little
-SMALL = 2_000  # questions, of which a larger share is held out: a tenth would be few to measure on
+SMALL = 2_000  # rows, of which a larger share is held out: a tenth would be few to measure on
 CHAT_TOKENS, BASE_TOKENS = 1024, 512  # of a sequence, unless --max-length says otherwise, or all rows are shorter
 CPU_TOKENS = 256  # the same on a CPU
 BATCH = 16  # rows of an optimizer's step of the other stages
@@ -75,7 +75,7 @@ class Content(NamedTuple):
     rates: Mapping[TrainingName, str]  # learning rates
     trained: tuple[TrainingName, ...]
     rewards: tuple[str, ...]
-    small: bool  # few questions
+    small: bool  # few rows
     sft: Supervised
     rm: Supervised
     dpo: Supervised
@@ -148,7 +148,7 @@ def initial_content(options: NewOptions, model: ModelFiles, facts: ModelFacts, r
         rates={stage: f"{rate:.0e}".replace("e-0", "e-") for stage, rate in rates.items()},
         trained=options.trained,
         rewards=options.rewards,
-        small=bool(options.rewards) and known is not None and known < SMALL,
+        small=known is not None and known < SMALL,
         sft=supervised(2_000 if chat else 20_000, known),
         rm=supervised(50_000, known),
         dpo=supervised(20_000, known),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlhf.data import formats
 from rlhf.data.corpus import JUDGED
 from rlhf.data.formats import ParsedRows
+from rlhf.data.prepare import recipe_keys
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.source import read_tasks
 from rlhf.errors import OptionError, UserError, no_such
@@ -61,6 +62,7 @@ class OwnData(NamedTuple):
     longest_prompt: int  # tokens of the longest prompt, as far as they were counted
     asked: tuple[Asked, ...]  # some prompts
     task: Mapping[str, object] | None = None  # keys of data.reasoning_gym, where a task's generator makes the rows
+    columns: Mapping[str, object] = {}  # keys of the section `data` about the columns of the files
 
     @property
     def words(self) -> str:
@@ -92,9 +94,11 @@ DATA_SETS = {
 
 def check_files(options: NewOptions) -> None:
     """Raise OptionError for --data beside a task, or a name that is neither a file nor, alone, that of a pinned set."""
-    names = options.data
+    names, keys = options.data, recipe_keys(options.preparation)
     if options.task and names:
         raise OptionError("--task makes the data itself: give --task or --data, not both")
+    if keys and (not names or names[0] in DATA_SETS):
+        raise OptionError(f"--{next(iter(keys))} is about the columns of files: name them with --data")
     if len(names) == 1 and names[0] in DATA_SETS:
         return
     for file in names:
@@ -118,7 +122,8 @@ def check_data(options: NewOptions) -> ParsedRows | None:
             raise OptionError(f"--reward {comparing[0].name} needs right answers: name a file of them with --data")
         return None
     files = [str(Path(file).resolve()) for file in options.data]
-    rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE)
+    prepared = options.preparation
+    rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE, preparation=prepared)
     _check_rows(options, f"--data {options.data[0]}", rows)
     return rows
 
@@ -138,7 +143,8 @@ def read_data(
             return own._replace(task=section)
     if rows is None:
         return DATA_SETS[names[0]]
-    return _own_data(rows, tuple(str(Path(file).resolve()) for file in names), tokenizer)
+    own = _own_data(rows, tuple(str(Path(file).resolve()) for file in names), tokenizer)
+    return own._replace(columns=recipe_keys(options.preparation))
 
 
 def _own_data(rows: ParsedRows, files: tuple[str, ...], tokenizer: "DialogueTokenizer") -> OwnData:

@@ -3,6 +3,7 @@
 from typing import Literal, NamedTuple, get_args
 
 from peakmem import cards
+from rlhf.data.prepare import Preparation
 from rlhf.plan.fit import USABLE
 from rlhf.recipe import MODEL_REWARD, POLICIES, PolicyName, PolicyStart, TrainingName
 from rlhf.recipe.stages import DPO, PPO, RM, SFT
@@ -61,6 +62,7 @@ class NewOptions(NamedTuple):
     start: PolicyStart | None = None  # where policies start; None: at the base if there are `rewards`, else at SFT
     task: str | None = None  # of reasoning-gym, instead of `data`
     minutes: float | None = None  # that training may take, as projected; None: FIRST_MINUTES on a CPU, else no limit
+    preparation: Preparation = Preparation()  # of the columns of `data`
 
     @property
     def policy_start(self) -> PolicyStart:

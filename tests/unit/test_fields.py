@@ -252,7 +252,7 @@ def test_a_field_of_a_message_that_may_switch_training_off_is_never_silent(name,
     for kind in ("auto", "messages"):
         assert f"a.jsonl:1: 'messages[2].{name}' is not used in training" in refusal(*rows, kind=kind)
     assert "a switch of training is written as train: true or false" in refusal(*rows)
-    assert f"--set data.ignore=[{name}] (`rlhf data …`: --ignore {name})" in refusal(*rows)
+    assert f"--set data.ignore=[{name}] (`rlhf data`, `rlhf new`: --ignore {name})" in refusal(*rows)
     assert len(read(*rows, ignore=[name]).examples) == 3
     assert f"'{name}' is not used" in refusal(PAIR | {name: value}, PAIR | {name: value})
 
@@ -310,7 +310,9 @@ def test_a_column_that_an_answer_may_depend_on_is_refused_in_every_kind(column, 
 
 def test_one_refusal_names_all_such_columns_and_fields_of_the_file():
     rows = [conversation(USER, NO | {"mood": "calm"}, topic="x"), conversation(USER, NO, topic="y", more="of it")]
-    assert refusal(*rows).endswith("--set data.ignore=[mood,topic,more] (`rlhf data …`: --ignore mood,topic,more)")
+    assert refusal(*rows).endswith(
+        "--set data.ignore=[mood,topic,more] (`rlhf data`, `rlhf new`: --ignore mood,topic,more)"
+    )
     assert len(read(*rows, ignore=["mood", "topic", "more"]).examples) == 2
     nested = PAIR | {"meta": {"id": "a1", "lang": "de"}}
     assert "data.ignore=[meta]" in refusal(nested) and len(read(nested, ignore=["meta.lang"]).pairs) == 1

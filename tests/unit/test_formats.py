@@ -122,8 +122,8 @@ def test_a_prompt_alone_is_a_row_for_ppo(write):
     rows = read([write("a.jsonl", lines(row, row))])
     assert rows.bare_prompts[0] == PromptOnly((user("Capital of Peru?"),), "a.jsonl:1")
     assert rows.report.notes == (
-        "a.jsonl: not used in training: source, n; --set data.ignore=[source,n] (`rlhf data …`: --ignore source,n) "
-        "says that no answer needs them",
+        "a.jsonl: not used in training: source, n; --set data.ignore=[source,n] (`rlhf data`, `rlhf new`: --ignore "
+        "source,n) says that no answer needs them",
     )
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital of Peru?"}]
     assert read([write("b.jsonl", lines({"prompt": turns}))]).bare_prompts[0].prompt[1] == user("Capital of Peru?")

@@ -44,7 +44,7 @@ def test_minutes_that_are_too_few_are_refused_with_what_would_do():
     with pytest.raises(UserError, match=r"5 minutes are too few: 10 steps are projected to take 10 minutes here") as e:
         budget.within(5, content(), times(1.0, 0.0))
     enough = float(str(e.value).split("--minutes ")[1].split()[0])
-    assert budget.within(enough, content(), times(1.0, 0.0)).content.steps == 10
+    assert budget.within(enough, content(), times(1.2, 0.0)).content.steps >= 10, "also at rates a fifth slower"
 
 
 @pytest.mark.parametrize(
