@@ -339,7 +339,10 @@ def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
         rewards.find("own_rewards:bad", "here")(["first?", "second?"], ["ab", "abc"], [None, None])
     with pytest.raises(UserError, match=r"^reward own_rewards:nan is nan, not a finite .*'q' and the response 'x'$"):
         rewards.find("own_rewards:nan", "here")(["p", "q"], ["a", "x"], [None, None])
-    with pytest.raises(UserError, match="returned 1 numbers for 2 responses"):
+    question = f"{100 * 'Be kind. '}What is 1 + 1?"  # a system prompt is the same for all questions
+    with pytest.raises(UserError, match=r"the prompt '….*Be kind\. What is 1 \+ 1\?' and the response 'x'$"):
+        rewards.find("own_rewards:nan", "here")([question], ["x"], [None])
+    with pytest.raises(UserError, match="returned 1 numbers for 2 responses: return a list with one for each"):
         rewards.find("own_rewards:few", "here")(["p", "q"], ["a", "x"], [None, None])
     with pytest.raises(UserError, match="is '1', not a finite number"):
         rewards.find("own_rewards:text", "here")(["p"], ["a"], [None])
@@ -383,7 +386,8 @@ def test_a_class_in_place_of_a_function_is_refused_before_training():
     [
         ("dict(enumerate([3.0, 4.0]))", "it returned a dict, not a list of numbers"),
         ("{3.0, 4.0}", "it returned a set, not a list of numbers"),
-        ("[3.0, 1e39]", r"is 1e\+39, not a finite number in float32, .* the response 'two'"),
+        ("3.0", "it returned a float, not a list of numbers"),
+        ("[3.0, 1e39]", r"is 1e\+39, not a finite number in float32 or None, .* the response 'two'"),
     ],
 )
 def test_what_would_become_other_numbers_is_refused(tmp_path, monkeypatch, returned, said):

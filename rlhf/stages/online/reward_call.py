@@ -63,9 +63,10 @@ class RewardFunction:
             raise UserError(f"reward {self.name} failed with {error.said}, for {where}") from error
         if wrong is not None and wrong[0] < len(completions):
             where = _named(prompts[wrong[0]], completions[wrong[0]])
-            raise UserError(f"reward {self.name} is {wrong[1]}, not a finite number in float32, for {where}")
+            raise UserError(f"reward {self.name} is {wrong[1]}, not a finite number in float32 or None, for {where}")
         if len(numbers) != len(completions):
-            raise UserError(f"reward {self.name} returned {len(numbers)} numbers for {len(completions)} responses")
+            counts = f"{len(numbers)} numbers for {len(completions)} responses"
+            raise UserError(f"reward {self.name} returned {counts}: return a list with one for each")
         return numbers
 
     def _call(
@@ -138,5 +139,7 @@ class RewardFunction:
 
 
 def _named(prompt: str, completion: str) -> str:
-    short = (text if len(text) <= QUOTED else f"{text[:QUOTED]}…" for text in (prompt, completion))
-    return "the prompt {!r} and the response {!r}".format(*short)
+    """Return both in words: of a long prompt the end, which has the question, and of a long response the beginning."""
+    asked = prompt if len(prompt) <= 2 * QUOTED else f"…{prompt[-2 * QUOTED :]}"
+    answered = completion if len(completion) <= QUOTED else f"{completion[:QUOTED]}…"
+    return f"the prompt {asked!r} and the response {answered!r}"

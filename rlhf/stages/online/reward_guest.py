@@ -12,7 +12,7 @@ import operator
 import os
 import random
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -109,7 +109,8 @@ def numbers(
     result = function(**{name: given[name] for name in signature(function).accepts if name in given})
     if inspect.isawaitable(result):
         result = _awaited(result)
-    if isinstance(result, Mapping | Set):  # whose keys would be taken for the numbers, or in any order
+    # A number alone; or what has keys, which would be taken for the numbers, or comes in any order.
+    if isinstance(result, Mapping | Set) or not isinstance(result, Iterable):
         raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
     returned = list(result)
     for index, number in enumerate(returned):
