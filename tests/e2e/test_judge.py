@@ -172,6 +172,8 @@ def test_what_was_judged_is_kept_when_the_endpoint_fails_for_good(root, asked, s
     threads = set(threading.enumerate())
     code, _, err = asked(server.url, "--parallel", "1")
     for thread in set(threading.enumerate()) - threads:  # one has begun the next pair, and ends it
+        while thread.ident is None:  # it is about to start, and cannot be joined before
+            time.sleep(0.01)
         thread.join(10)
     assert code == 1 and err.startswith(
         f"error: {server.url} fails (500: oops); what was judged is kept: try again later"
