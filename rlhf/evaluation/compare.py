@@ -19,7 +19,7 @@ from rlhf import stats
 from rlhf.errors import UserError
 from rlhf.recipe import EVALUATE, POLICIES, RM, SFT, PolicyLabel
 from rlhf.run import reader
-from rlhf.run.evidence import Word, verdict
+from rlhf.run.evidence import NO_VERDICT, Word, verdict
 from rlhf.run.finished import (
     evaluate_again,
     finished_evaluation,
@@ -311,7 +311,7 @@ def _accuracy_interval(a: PolicyEvaluation, b: PolicyEvaluation) -> tuple[float,
 
 def _no_verdict(a: PolicyEvaluation, b: PolicyEvaluation, name: str) -> list[FigureRow]:
     """Return the shares of answers that have no `name`; nothing if both are 0, which records leave out."""
-    key = f"{name}_no_verdict"
+    key = f"{name}{NO_VERDICT}"
     if not any(side.metrics.get(key) for side in (a, b)):
         return []
     a, b = (side._replace(metrics={key: 0.0, **side.metrics}) if name in side.metrics else side for side in (a, b))

@@ -24,7 +24,7 @@ from rlhf.recipe import Evaluate, PolicyStart, Role
 from rlhf.recipe.seeds import derived_seed
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.run.evidence import HELDOUT_PROMPTS
+from rlhf.run.evidence import HELDOUT_PROMPTS, NO_VERDICT
 from rlhf.stats import (
     Estimate,
     clustered_share,
@@ -108,7 +108,7 @@ class PolicySamples:
 
     def no_verdict(self) -> dict[str, float]:
         """Return the share of responses without a verdict, of each number that some lack."""
-        shares = {f"{name}_no_verdict": x.isnan().float().mean().item() for name, x in self.numbers.items()}
+        shares = {f"{name}{NO_VERDICT}": x.isnan().float().mean().item() for name, x in self.numbers.items()}
         return {name: share for name, share in shares.items() if share}
 
     def metrics(self) -> dict[str, float]:

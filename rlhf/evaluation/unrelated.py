@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rlhf.evaluation.best_of_n import PerPrompt
 from rlhf.recipe import PolicyLabel, UnrelatedTask
+from rlhf.run.evidence import NO_VERDICT
 from rlhf.stats import Z95
 from rlhf.terminal.wording import number
 
@@ -68,7 +69,7 @@ def metrics_of(
     metrics = {f"{MEAN}{task}": mean_of(repeats) for task, repeats in rewards[label].items()}
     for task, repeats in rewards[label].items():
         if unjudged := 1 - fmean(map(len, repeats)) / ANSWERS_EACH:
-            metrics[f"{MEAN}{task}_no_verdict"] = unjudged
+            metrics[f"{MEAN}{task}{NO_VERDICT}"] = unjudged
     for found in changes(rewards[start], rewards[label]) if label not in ("base", start) else ():
         metrics |= {f"{CHANGE}{found.task}": found.change, f"{NOISE}{found.task}": found.noise}
     return metrics

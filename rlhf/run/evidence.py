@@ -23,6 +23,7 @@ NO_DIFFERENCE: Final = "no difference"
 NOT_KNOWN: Final = "not known yet"
 OF_EVALUATIONS: Final = "eval/"  # how keys of metrics.jsonl begin that were measured on held-out rows
 HELDOUT_PROMPTS: Final = "heldout_prompts"  # metric: the number of prompts that a policy's figures are of
+NO_VERDICT: Final = "_no_verdict"  # how keys end of the share of answers without a verdict of what stands before it
 CHOSEN_AMONG: Final = "chosen_among_checkpoints"  # metric: of how many the rows of the figures chose the result
 START_IN_WORDS: dict[PolicyStart, str] = {SFT: "SFT", "base": "the base"}
 SD = "standard deviations"
@@ -189,8 +190,8 @@ def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, 
         if start is not None and end is not None and value is not None:
             title = name.removeprefix("reward_").replace("_", " ")
             number = None if prompts is None else int(prompts)
-            of_start = start_key.format(origin=origin, name=f"{name}_no_verdict")
-            shares = metrics.get(of_start) or 0.0, metrics.get(f"{prefix}{name}_no_verdict") or 0.0
+            of_start = start_key.format(origin=origin, name=f"{name}{NO_VERDICT}")
+            shares = metrics.get(of_start) or 0.0, metrics.get(f"{prefix}{name}{NO_VERDICT}") or 0.0
             unit, chosen = SD * key.endswith("_sd"), None if among is None else int(among)
             return Gain(stage, title, start, end, value, low, high, unit, origin, number, name, shares, chosen)
     return None

@@ -326,8 +326,9 @@ def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
     metrics = {
         "objective/kl": kl_per_response.mean(),
         "objective/kl_per_token": batch.kl_per_token,
-        **mean_judged({"objective/scores": (batch.scores, judged)}),
-        **mean_judged({"objective/scores_shaped": (batch.shaped_scores, judged)}),
+        **mean_judged(
+            {"objective/scores": (batch.scores, judged), "objective/scores_shaped": (batch.shaped_scores, judged)}
+        ),
         "objective/non_score_reward": -learner.state.reward_kl_coef * kl_per_response.mean(),
         **mean_judged({"objective/rlhf_reward": (batch.rewards.sum(1), judged)}),
         "policy/entropy_estimate": -masked_mean(batch.old_logp, batch.rollout.mask),

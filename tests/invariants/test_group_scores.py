@@ -164,6 +164,14 @@ def test_rewards_that_differ_one_by_one_are_informative_where_each_is_normalised
         assert learner.is_informative(scored).tolist() == [informative] * 2
 
 
+@pytest.mark.parametrize(("scores", "said"), [([1.0, torch.nan], "grpo: 50 % of the answers of sft"), ([1.0, 2.0], "")])
+def test_the_share_without_a_verdict_is_said(capsys, scores, said):
+    samples = replace(PolicySamples.unjudged(["a", "b"]), scores=torch.tensor(scores))
+    Session.say_no_verdict(cast(Session, SimpleNamespace(run=SimpleNamespace(stage="grpo"))), "sft", samples)
+    err = capsys.readouterr().err
+    assert err.startswith(said) and bool(err) == bool(said)
+
+
 def test_a_start_of_which_nothing_is_judged_is_refused():
     """Such as functions of two tasks in one sum, each without a verdict on the other's answers."""
     samples = replace(PolicySamples.unjudged(["a", "b"]), scores=torch.full((2,), torch.nan))

@@ -30,6 +30,7 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.rollout.vllm_command import start_command
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import StageRun
+from rlhf.run.evidence import NO_VERDICT
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.checkpoints import update_checkpoints
@@ -285,13 +286,17 @@ class Session:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
-        for label, samples in ((self.recipe.start, before), (run.stage, after)):
-            if share := samples.no_verdict().get("score_no_verdict"):
-                say(f"{run.stage}: {100 * share:.3g} % of the answers of {label} have no verdict and are in no score")
+        self.say_no_verdict(self.recipe.start, before)
+        self.say_no_verdict(run.stage, after)
         metrics = gains_with_intervals(before, after, self.recipe.start)
         metrics |= {"best_step": math.nan if best is None else best}
         metrics |= total_figures(self.reward_sum.called) if self.reward_sum else {}
         return Result(metrics, self.telemetry.costs(), examples(test, {self.recipe.start: before, run.stage: after}))
+
+    def say_no_verdict(self, label: str, samples: PolicySamples) -> None:
+        """Say which share of the answers of a policy is in no score, where there is one."""
+        if share := samples.no_verdict().get(f"score{NO_VERDICT}"):
+            say(f"{self.run.stage}: {100 * share:.3g} % of the answers of {label} have no verdict and are in no score")
 
     def _choose_policy(self, state: TrainState) -> int | None:
         """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""
