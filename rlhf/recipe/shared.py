@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
+from rlhf.recipe import moved
 from rlhf.recipe.plain_yaml import line_of
 from rlhf.recipe.schema import Recipe
 from rlhf.recipe.strict import Section, section_types
@@ -28,6 +29,8 @@ def spread(content: JsonObject, file: Path) -> JsonObject:
     known = {name: kind.model_fields.keys() for name, kind in _training_kinds().items()}
     if unknown := next((key for key in block if not any(key in keys for keys in known.values())), None):
         place = f"{file}:{line_of(file, [BLOCK, unknown])}"
+        if old := next((f"{name}.{unknown}" for name in known if moved.is_moved(f"{name}.{unknown}")), None):
+            raise UserError(f"{place}: key '{BLOCK}.{unknown}': {moved.in_words(old)}")
         raise UserError(f"{place}: unknown key '{BLOCK}.{unknown}'; it takes keys of {', '.join(known)}")
     spread_out: JsonObject = {}
     for name, section in content.items():

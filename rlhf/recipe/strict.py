@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, JsonValue
+from rlhf.recipe import moved
 from rlhf.recipe.plain_yaml import line_of, parse
 from rlhf.terminal import shortened
 
@@ -68,6 +69,8 @@ def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides
     place = str(file) if line is None else f"{file}:{line}"
     source = f"{file} with --set" if overrides and (overridden or not key) else place
     if problem["type"] == "extra_forbidden":
+        if moved.is_moved(key):
+            return f"{source}: key '{key}': {moved.in_words(key)}"
         others = [prefix + ".".join(_location(p)) for p in problems[1:] if p["type"] == "extra_forbidden"]
         also_unknown = f" (also unknown: {', '.join(others[:3])})" if others else ""
         return f"{source}: unknown key '{key}'{also_unknown}; {_nearest(kind, location, prefix)}"

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from rlhf.files import JsonObject
-from rlhf.recipe import StageName
+from rlhf.recipe import StageName, moved
 from rlhf.recipe.published import Figure, Verdict, verdict_of
 from rlhf.recipe.schema_data import HUB_KEYS
 from rlhf.recipe.totals import Spent
@@ -181,6 +181,16 @@ class Settings(Record):
     tokenizer: TokenizerSettings = TokenizerSettings()
     merge: MergeSettings | None = None
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_content(cls, content: object, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Read past the keys of earlier versions: neither fields nor `plain` have them."""
+        content = moved.read_past(content) if isinstance(content, dict) else content
+        record = validate(content)
+        if isinstance(content, dict):
+            record._content = content
+        return record
+
     def plain(self) -> dict[str, Any]:
         """Return the settings as they were read, but without the keys of a set of the hub that was not read.
 
@@ -200,7 +210,7 @@ class Manifest(Record):
     version: Name
     recipe_sha256: str
     released_sha256: str | None = None  # of the released file, if the recipe's was edited since
-    overrides: dict[str, object]
+    overrides: Annotated[dict[str, object], AfterValidator(moved.renamed)]
     stage: StageName | None = None
     seed: Count
     settings: Settings
