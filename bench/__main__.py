@@ -22,8 +22,9 @@ from rlhf.plan import side_by_side
 from rlhf.plan.phases import Predict, PredictedStage, PredictionError
 from rlhf.plan.predict import Predictor
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
+from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from bench.kinds import Ceilings, StageSteps
 from rlhf.plan import projection
 from rlhf.plan.phases import PredictedStage
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.stages import TRAINING_STAGES
 
 
 def derived_figures(

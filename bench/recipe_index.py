@@ -6,7 +6,8 @@ from pathlib import Path
 from bench.memory import budgets
 from rlhf import recipe as recipes
 from rlhf.plan import prediction_file
-from rlhf.recipe import STAGES, Recipe
+from rlhf.recipe import Recipe
+from rlhf.recipe.stages import STAGES
 from rlhf.terminal.wording import GB
 
 GATED = ("meta-llama/",)

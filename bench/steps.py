@@ -19,8 +19,9 @@ from rlhf.errors import UserError
 from rlhf.plan.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.process.exhaustion import EXHAUSTED
-from rlhf.recipe import EVALUATE, TRAINING_STAGES, PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
+from rlhf.recipe.stages import EVALUATE, TRAINING_STAGES
 from rlhf.run.layout import TELEMETRY
 from rlhf.run.reader import read_lines
 from rlhf.run.records import TelemetryLine

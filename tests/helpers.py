@@ -15,6 +15,7 @@ from rlhf import cli, recipe
 from rlhf.files import read_json
 from rlhf.process import task as tasks
 from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.stages import stage_name
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 
@@ -106,7 +107,7 @@ def run_stages(loaded: PinnedRecipe, out: Path, *names: str, **options: Any) -> 
     """Run the named stages; returns the last one's summary."""
     summary: dict[str, Any] = {}
     for name in names:
-        record, _, _ = runner.execute(recipe.stage_name(name), loaded, out, **options)
+        record, _, _ = runner.execute(stage_name(name), loaded, out, **options)
         assert record is not None
         summary = record.plain()
     return summary

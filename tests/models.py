@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from rlhf import recipe
 from rlhf.data import tokenize
 from rlhf.models.architecture import architecture_of, config_of
-from rlhf.recipe import Architecture, PinnedRecipe
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.schema_model import Architecture
 from tests.helpers import RECIPE, SMALL, small
 
 SIZES: dict[str, Any] = {

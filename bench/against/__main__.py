@@ -19,8 +19,9 @@ from rlhf.cli import guarded
 from rlhf.cli.options import OUTPUT, OneOf, WholeNumber
 from rlhf.errors import UserError
 from rlhf.files import write_json
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
+from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.terminal import say
 
 ROUNDS = 3  # pairs of timed runs of each stage, and more where one of them looks worse

@@ -32,7 +32,8 @@ from bench.targets import DECODING_MBU, rate_ends, reached
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.nf4 import four_bit_layers
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Ppo, Recipe
+from rlhf.recipe import Recipe
+from rlhf.recipe.schema_online import Ppo
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 

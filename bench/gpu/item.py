@@ -22,7 +22,9 @@ from bench.gpu.smi import used_bytes
 from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.files import JsonValue, write_json
-from rlhf.recipe import Changes, PinnedRecipe, Ppo
+from rlhf.recipe import Changes, PinnedRecipe
+from rlhf.recipe.schema_online import Ppo
+from rlhf.recipe.small import random_weights_changes
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +132,7 @@ def load(item: GpuItem, dry_run: bool) -> PinnedRecipe | None:
 
 def with_random_weights(loaded: PinnedRecipe, changes: Mapping[str, JsonValue] | None = None) -> PinnedRecipe:
     """Return the recipe with random weights and no downloads."""
-    random = recipes.random_weights_changes(loaded.recipe, 64, "longest")
+    random = random_weights_changes(loaded.recipe, 64, "longest")
     return loaded.with_changes(random | dict(changes or {}))
 
 

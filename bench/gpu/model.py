@@ -8,7 +8,8 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import PinnedRecipe, Role
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.names import Role
 from rlhf.run.directory import StageRun
 
 ROLES: tuple[Role, ...] = ("policy", "reference", "reward", "value")

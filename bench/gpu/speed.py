@@ -15,8 +15,9 @@ from bench.kinds import Bound, StageSteps
 from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.plan import padding, projection
-from rlhf.recipe import TRAINING_STAGES, Changes, StageName
+from rlhf.recipe import Changes, StageName
 from rlhf.recipe.choices import LengthsShape
+from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.terminal.wording import gb
 
 STEPS = 4  # after the warm-up

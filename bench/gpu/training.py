@@ -21,7 +21,8 @@ from bench.steps import spread
 from peakmem.kernels import ATTENTION_FLOPS
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Ppo, Sft
+from rlhf.recipe.schema import Sft
+from rlhf.recipe.schema_online import Ppo
 
 HOST = 0.8  # share of a micro-batch's time that the host may need and still be ahead of the GPU
 # A stream takes about a thousand operations that wait. Of a whole micro-batch with more of them the host is stopped by

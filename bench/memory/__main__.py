@@ -19,7 +19,8 @@ from rlhf.plan import prediction_file as pins
 from rlhf.plan.predict import PREDICTED_STAGES, Predictor, predicted_stages
 from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.terminal import counted
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb

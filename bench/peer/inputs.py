@@ -18,7 +18,8 @@ from rlhf.data.source import read_source
 from rlhf.files import write_json
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.process.torch_setup import device_of
-from rlhf.recipe import Changes, PinnedRecipe, Ppo, StageName
+from rlhf.recipe import Changes, PinnedRecipe, StageName
+from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
 
 PEER_SIZES: dict[str, dict[str, int]] = {

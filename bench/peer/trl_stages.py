@@ -36,7 +36,9 @@ from rlhf.errors import UserError
 from rlhf.models.adapters import lora_config
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.process.torch_setup import set_up_torch
-from rlhf.recipe import Dialogues, Dpo, GroupOptions, Grpo, Rm, Sft, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.schema import Dialogues, Dpo, Rm, Sft
+from rlhf.recipe.schema_online import GroupOptions, Grpo
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import reward_functions
 from rlhf.stages.supervised.forward import IGNORED

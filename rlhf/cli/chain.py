@@ -16,7 +16,9 @@ from rlhf.plan.preflight import require_fit
 from rlhf.process import distributed, endings
 from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.task import Task, run_child
-from rlhf.recipe import EVALUATE, TRAINING_STAGES, PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import chain as chains
+from rlhf.recipe.stages import EVALUATE, TRAINING_STAGES
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 from rlhf.terminal import screen
@@ -51,7 +53,7 @@ def stages_before(run: StageRun) -> list[StageName]:
         return [*recipes.parents(run.loaded.recipe, run.stage), *run.parents.only]
     if run.stage == EVALUATE and run.parents.trained_policies():
         return recipes.parents(run.loaded.recipe, run.stage)
-    return recipes.stages_before(run.loaded.recipe, run.stage)
+    return chains.stages_before(run.loaded.recipe, run.stage)
 
 
 def run_parents(task: Task, parents: Sequence[StageRun]) -> None:

@@ -14,7 +14,8 @@ from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.cli.run_argument import RUN
 from rlhf.data.rows import Message
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import EVALUATE, PinnedRecipe
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.stages import EVALUATE
 from rlhf.rollout import speaker as chatting
 from rlhf.run.directory import StageRun
 from rlhf.terminal import screen

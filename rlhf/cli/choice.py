@@ -12,8 +12,12 @@ from rlhf.cli.run_argument import TAKES_RUN
 from rlhf.data.hub import hub_hint
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
-from rlhf.recipe import PRETRAIN, Changes, Data, PinnedRecipe
+from rlhf.recipe import Changes, PinnedRecipe
+from rlhf.recipe.folders import check_directory, default_root, guide_of
 from rlhf.recipe.names import is_gguf
+from rlhf.recipe.schema_data import Data
+from rlhf.recipe.small import random_weights_changes
+from rlhf.recipe.stages import PRETRAIN
 from rlhf.run.named import NamedRun, edits_since, named_run, recipe_of
 from rlhf.terminal import say
 
@@ -82,7 +86,7 @@ class Choice:
                 raise click.UsageError("--weights random brings stand-in dialogues of its own: leave out --data")
             with _of_options():
                 changed = recipes.load(directory, changes).recipe
-            return {**recipes.random_weights_changes(changed, RANDOM_PAIRS, "hh")}
+            return {**random_weights_changes(changed, RANDOM_PAIRS, "hh")}
         folder = str(Path(self.weights).resolve())
         if not Path(folder, "config.json").is_file() and not (is_gguf(folder) and Path(folder).is_file()):
             raise OptionError(
@@ -117,7 +121,7 @@ class Choice:
                 raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
             if self.guide:
                 raise click.UsageError("--recipe names a version, which --guide would choose: leave one out")
-            recipes.check_directory(self.directory, recipes_root())
+            check_directory(self.directory, recipes_root())
             return self.directory
         if self.hw is None:
             context = click.get_current_context(silent=True)
@@ -127,7 +131,7 @@ class Choice:
         default = recipes.resolve(self.hw, recipes_root())
         if not self.guide:
             return default
-        found = recipes.guide_of(default)
+        found = guide_of(default)
         if found is None:
             raise OptionError(f"--guide: {default.parent} follows no published guide; leave it out")
         return found[0]
@@ -160,7 +164,7 @@ def _of_options() -> Iterator[None]:
 def recipes_root() -> Path:
     """Return the folder in which --hw looks: --recipe-root, or the default."""
     context = click.get_current_context(silent=True)
-    return (context.meta.get(RECIPE_ROOT) if context else None) or recipes.default_root()
+    return (context.meta.get(RECIPE_ROOT) if context else None) or default_root()
 
 
 def tell_if_edited(runs: Iterable[Path]) -> None:
@@ -183,7 +187,7 @@ def _about_version(chosen: PinnedRecipe, by_hardware: bool) -> str:
     if not by_hardware or len(versions) == 1:
         return chosen.status if chosen.released_sha256 else ""
     first = recipes.load(versions[0])
-    of_guide = recipes.guide_of(chosen.directory)
+    of_guide = guide_of(chosen.directory)
     about_first = ""
     if of_guide and of_guide[0] != chosen.directory:
         about_first = f"; {of_guide[0].name} has the {of_guide[1]}'s own settings: --guide"

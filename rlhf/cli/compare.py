@@ -9,7 +9,7 @@ from rlhf.cli.choice import tell_if_edited
 from rlhf.cli.options import OneOf, StrictCommand, existing_files, run_or_stage
 from rlhf.evaluation import compare
 from rlhf.evaluation.compare import COMPARED_POLICIES
-from rlhf.recipe import PolicyLabel
+from rlhf.recipe.stages import PolicyLabel
 from rlhf.run.evidence import IS_BETTER, IS_WORSE, NOT_KNOWN, way_to_know
 from rlhf.run.named import NamedRun
 from rlhf.terminal import harmless, screen, wording

@@ -13,8 +13,8 @@ from rlhf.new import make as new_recipe
 from rlhf.new.options import FIRST_MINUTES, TEMPLATES, ChosenCard, NewOptions, TemplateName
 from rlhf.plan import machine
 from rlhf.plan.predict import Predictor, card_needed_bytes
-from rlhf.recipe import PolicyStart, root_for_new
-from rlhf.recipe.stages import GRPO, STARTS
+from rlhf.recipe.folders import root_for_new
+from rlhf.recipe.stages import GRPO, STARTS, PolicyStart
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table

@@ -3,7 +3,8 @@
 import shlex
 from pathlib import Path
 
-from rlhf.recipe import EVALUATE, MERGE, POLICIES, TRAINING_STAGES, Recipe, StageName, parents, stage_name
+from rlhf.recipe import Recipe, StageName, parents
+from rlhf.recipe.stages import EVALUATE, MERGE, POLICIES, TRAINING_STAGES, stage_name
 from rlhf.terminal import screen
 from rlhf.terminal.make_words import in_make_words
 

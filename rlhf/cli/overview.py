@@ -4,7 +4,7 @@ import difflib
 
 import click
 
-from rlhf.recipe import STAGES
+from rlhf.recipe.stages import STAGES
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("recipes", "doctor", "new", "data", "reward", "plan", "fetch"),

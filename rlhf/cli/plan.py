@@ -5,7 +5,6 @@ from typing import Literal
 
 import click
 
-from rlhf import recipe as recipes
 from rlhf import terminal
 from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import Choice
@@ -19,7 +18,9 @@ from rlhf.plan.fit import USABLE, refuse_less_than_the_base
 from rlhf.plan.fit import fit as fitting
 from rlhf.plan.phases import ON_HOST
 from rlhf.plan.predict import Predictor, predicted_stages
-from rlhf.recipe import PRETRAIN, SFT, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, shape
+from rlhf.recipe import PinnedRecipe, StageName, shape
+from rlhf.recipe.folders import no_section
+from rlhf.recipe.stages import PRETRAIN, SFT, STAGES, TRAINING_STAGES
 from rlhf.terminal.progress import working
 
 
@@ -79,7 +80,7 @@ def plan(
         terminal.say(warning)
     stages = predicted_stages(loaded.recipe)
     if stage and stage not in stages:
-        raise UserError(recipes.no_section(stage, loaded))
+        raise UserError(no_section(stage, loaded))
     planned = [stage] if stage else stages
     if fit is not None or fastest:
         limit = fit if isinstance(fit, int) else round(USABLE * planning.card_bytes(loaded))

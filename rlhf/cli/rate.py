@@ -15,7 +15,7 @@ from rlhf.rating import server
 from rlhf.rating.export import export
 from rlhf.rating.pairs import PairedAnswers, pair_answers
 from rlhf.rating.summary import show_summary, summarize
-from rlhf.recipe import EVALUATE, POLICIES
+from rlhf.recipe.stages import EVALUATE, POLICIES
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import SAMPLES
 from rlhf.run.packages import install_command

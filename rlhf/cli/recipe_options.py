@@ -14,7 +14,8 @@ from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
 from rlhf.cli.options import SEED, RunsFolder, WholeNumber, existing_root, typed_options
 from rlhf.cli.run_argument import AMONG_OTHERS, OF_THE_RUN, RUN, run_among
 from rlhf.errors import OptionError
-from rlhf.recipe import POLICIES, Recipe
+from rlhf.recipe import Recipe
+from rlhf.recipe.stages import POLICIES
 from rlhf.recipe.strict import dotted_keys
 from rlhf.run.named import NamedRun
 

@@ -12,6 +12,7 @@ from rlhf.cli.recipe_options import RECIPES, SET_HELP, chooses_recipe
 from rlhf.errors import OptionError, UserError
 from rlhf.models import fetch as fetching
 from rlhf.process.libraries import quiet_libraries
+from rlhf.recipe.folders import is_default, no_recipes
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
 
@@ -28,13 +29,13 @@ def list_recipes(show: Path | None) -> None:
     rows: list[tuple[str, ...]] = []
     root = recipes_root()
     if not recipes.available(root):
-        raise OptionError(recipes.no_recipes(root))
+        raise OptionError(no_recipes(root))
     for directory in recipes.available(root):
         try:
             loaded = recipes.load(directory)
             keys = loaded.recipe
             status = "edited" if loaded.released_sha256 else keys.status
-            default = "default" if recipes.is_default(directory, root) else ""
+            default = "default" if is_default(directory, root) else ""
             rows.append((str(directory), keys.hardware.name, status, default, keys.description))
         except UserError as error:  # a mistake in one recipe does not hide the others
             rows.append((str(directory), "", "wrong", "", str(error)))

@@ -13,7 +13,8 @@ from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
 from rlhf.errors import OptionError, UserError
 from rlhf.evaluation import reproduce as reproducing
 from rlhf.process import endings
-from rlhf.recipe import PinnedRecipe, StageName, parse_overrides, stage_name
+from rlhf.recipe import PinnedRecipe, StageName, parse_overrides
+from rlhf.recipe.stages import stage_name
 from rlhf.run.reader import advising
 from rlhf.run.records import Summary
 from rlhf.terminal import screen, streams

@@ -21,7 +21,9 @@ from rlhf.evaluation import score_items
 from rlhf.plan.own_rows import tokenizer_at_hand
 from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import EVALUATE, MODEL_REWARD, ONLINE, OnlineOptions, PinnedRecipe, Recipe, StageName
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
+from rlhf.recipe.schema_online import MODEL_REWARD, OnlineOptions
+from rlhf.recipe.stages import EVALUATE, ONLINE
 from rlhf.run.directory import StageRun
 from rlhf.run.parents import ParentMissing
 from rlhf.stages.online import reward_functions, reward_trial

@@ -28,7 +28,7 @@ from rlhf.evaluation import own_prompts
 from rlhf.files import json_lines, write_output
 from rlhf.process.libraries import quiet_libraries
 from rlhf.rating.pairs import turns
-from rlhf.recipe import EVALUATE, PolicyLabel
+from rlhf.recipe.stages import EVALUATE, PolicyLabel
 from rlhf.run.directory import StageRun
 from rlhf.run.outcomes import SampleLine, by_prompt
 from rlhf.terminal import counted, say, screen

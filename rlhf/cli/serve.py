@@ -13,7 +13,8 @@ from rlhf.cli.choice import Choice
 from rlhf.cli.options import OneOf, StrictCommand, WholeNumber
 from rlhf.cli.recipe_options import REUSE, RUN_HELP, chooses_recipe
 from rlhf.cli.run_argument import RUN
-from rlhf.recipe import EVALUATE, MERGE, Recipe
+from rlhf.recipe import Recipe
+from rlhf.recipe.stages import EVALUATE, MERGE
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.run.packages import require_found

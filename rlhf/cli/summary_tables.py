@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf.observe import watch
-from rlhf.recipe import EVALUATE, REWARD_MODELS, STAGE_TABLE, published
+from rlhf.recipe import published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
-from rlhf.recipe.stages import OF_REWARD_MODELS
+from rlhf.recipe.stages import EVALUATE, OF_REWARD_MODELS, REWARD_MODELS, STAGE_TABLE
 from rlhf.run.evidence import HELDOUT_PROMPTS, gains_over_start, of_prompts
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary

@@ -18,7 +18,8 @@ from rlhf.observe import tracking, watch
 from rlhf.process import children, cuda, distributed, endings, launching
 from rlhf.process import task as tasks
 from rlhf.process.task import Task
-from rlhf.recipe import EVALUATE, MERGE, POLICIES, PRETRAIN, STAGES, PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.stages import EVALUATE, MERGE, POLICIES, PRETRAIN, STAGES, PolicyName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
 from rlhf.run.named import named_run

@@ -9,8 +9,9 @@ from rlhf.data.normal import normal_answer, normal_prompt
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row, RowT, of_kind
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
-from rlhf.recipe import PRETRAIN, SECOND_RM, SFT, StageName
+from rlhf.recipe import StageName
 from rlhf.recipe.choices import Template
+from rlhf.recipe.stages import PRETRAIN, SECOND_RM, SFT
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf import recipe as recipes
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.quality import flaws
@@ -16,7 +15,9 @@ from rlhf.data.split import divide, row_key, shuffled
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.trainable import trainable
 from rlhf.errors import UserError
-from rlhf.recipe import Data, Recipe
+from rlhf.recipe import Recipe
+from rlhf.recipe.pinned import content_hash
+from rlhf.recipe.schema_data import Data
 from rlhf.run.records import DataFile, DataRead
 from rlhf.terminal import counted
 
@@ -115,7 +116,7 @@ def _fingerprint(report: ReadReport, corpus: Corpus, root: Path) -> DataRead:
         return str(path.relative_to(root)) if path.is_relative_to(root) else file
 
     facts = DataRead(
-        sha256=recipes.content_hash([file.sha256 for file in report.files]),
+        sha256=content_hash([file.sha256 for file in report.files]),
         files=[DataFile(name=name(f.name), sha256=f.sha256, rows=f.rows, kind=f.kind) for f in report.files],
         documents=len(corpus.documents),
         examples=len(corpus.examples),

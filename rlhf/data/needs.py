@@ -10,7 +10,8 @@ from rlhf.data.rows import PreferencePair
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key
 from rlhf.errors import UserError
-from rlhf.recipe import ONLINE, PRETRAIN, RM, SECOND_RM, STAGE_TABLE, Recipe, StageName
+from rlhf.recipe import Recipe, StageName
+from rlhf.recipe.stages import ONLINE, PRETRAIN, RM, SECOND_RM, STAGE_TABLE
 
 
 class Need(NamedTuple):

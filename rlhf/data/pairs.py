@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
-from rlhf.recipe import Dpo, Rm
+from rlhf.recipe.schema import Dpo, Rm
 from rlhf.terminal.progress import working
 
 

@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from rlhf import recipe as recipes
 from rlhf.data import formats
 from rlhf.data.prepare import Preparation
 from rlhf.data.worlds import additions, gym, lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
 from rlhf.process.guest.host import GuestError, guest_of
-from rlhf.recipe import Data, Recipe
-from rlhf.recipe.schema_data import ReasoningGym
+from rlhf.recipe import Recipe
+from rlhf.recipe.pinned import content_hash
+from rlhf.recipe.schema_data import Data, ReasoningGym
 from rlhf.run.lock import waited_for
 from rlhf.run.packages import package_version, require_found
 from rlhf.run.reader import advising, read
@@ -117,7 +117,7 @@ def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool =
 def _generated_folder(folder: Path, kind: str, options: Mapping[str, object], *makers: ModuleType) -> Path:
     """Make a folder for generated rows, named by the options and the code that they are made from."""
     code = [sha256(Path(str(maker.__file__))) for maker in makers]
-    generated = folder / f"{kind}-{recipes.content_hash([options, *code])[:12]}"
+    generated = folder / f"{kind}-{content_hash([options, *code])[:12]}"
     generated.mkdir(parents=True, exist_ok=True)
     return generated
 

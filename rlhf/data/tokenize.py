@@ -23,8 +23,8 @@ from rlhf.data import chat_template, rendering
 from rlhf.data.rows import Message
 from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
 from rlhf.errors import UserError
-from rlhf.recipe import Tokenizer
 from rlhf.recipe.choices import Template
+from rlhf.recipe.schema_model import Tokenizer
 from rlhf.run.reader import why_unreadable
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"

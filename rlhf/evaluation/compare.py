@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rlhf import recipe as recipes
 from rlhf import stats
 from rlhf.errors import UserError
-from rlhf.recipe import EVALUATE, POLICIES, RM, SFT, PolicyLabel
+from rlhf.recipe.chain import differences
+from rlhf.recipe.stages import EVALUATE, POLICIES, RM, SFT, PolicyLabel
 from rlhf.run import reader
 from rlhf.run.evidence import NO_VERDICT, Word, verdict
 from rlhf.run.finished import (
@@ -216,7 +216,7 @@ def _settings_that_differ(a: PolicyEvaluation, b: PolicyEvaluation) -> list[str]
     """Return the keys with different values. The section of a policy that the other side is not of is no difference."""
     own = {a.policy, b.policy} - (a.settings.keys() & b.settings.keys())
     of_a, of_b = ({key: value for key, value in side.settings.items() if key not in own} for side in (a, b))
-    return recipes.differences(of_a, of_b)
+    return differences(of_a, of_b)
 
 
 def _reward(name: str, answer: Answer) -> float | None:

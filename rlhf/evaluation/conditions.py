@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.recipe import PinnedRecipe, differences
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.chain import differences
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import SUMMARY
 from rlhf.run.packages import package_versions

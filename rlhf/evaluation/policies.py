@@ -20,8 +20,10 @@ from rlhf.evaluation.reward_model import check_scores
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.ensembles import disagreement
 from rlhf.process import distributed
-from rlhf.recipe import Evaluate, PolicyStart, Role
+from rlhf.recipe.names import Role
+from rlhf.recipe.schema_evaluate import Evaluate
 from rlhf.recipe.seeds import derived_seed
+from rlhf.recipe.stages import PolicyStart
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.evidence import HELDOUT_PROMPTS, NO_VERDICT

@@ -12,8 +12,10 @@ from rlhf.errors import UserError
 from rlhf.evaluation import conditions
 from rlhf.files import write_json
 from rlhf.process.task import run_child, task_of
-from rlhf.recipe import EVALUATE, STAGES, TRAINING_STAGES, PinnedRecipe, StageName, no_section, parents, published
+from rlhf.recipe import PinnedRecipe, StageName, parents, published
+from rlhf.recipe.folders import no_section
 from rlhf.recipe.published import NOT_COMPARED, Figure, Verdict, verdict_of
+from rlhf.recipe.stages import EVALUATE, STAGES, TRAINING_STAGES
 from rlhf.run import reader
 from rlhf.run.finished import read_manifest, read_summary, totals
 from rlhf.run.layout import SUMMARY

@@ -12,8 +12,8 @@ from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.choices import Combine
 from rlhf.objectives.ensembles import Ensemble
-from rlhf.recipe import MEMBER_ROLES, RM, SECOND_RM, ScoreRole
-from rlhf.recipe.stages import RewardModelName
+from rlhf.recipe.names import MEMBER_ROLES, ScoreRole
+from rlhf.recipe.stages import RM, SECOND_RM, RewardModelName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import member_folder, read_summary
 from rlhf.run.layout import SUMMARY

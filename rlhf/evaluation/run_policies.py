@@ -9,7 +9,9 @@ from rlhf.evaluation.reward_model import add_reward_models
 from rlhf.models.loading import load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import SFT, PolicyLabel, PolicyName, Recipe, Role
+from rlhf.recipe import Recipe
+from rlhf.recipe.names import Role
+from rlhf.recipe.stages import SFT, PolicyLabel, PolicyName
 from rlhf.run.directory import StageRun
 
 

@@ -12,7 +12,9 @@ from rlhf.data.rows import Message
 from rlhf.evaluation.score_items import Item
 from rlhf.files import JsonObject, json_lines, write_output
 from rlhf.process import cuda
-from rlhf.recipe import EVALUATE, PRETRAIN, RM, SFT, PinnedRecipe, Rm
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.schema import Rm
+from rlhf.recipe.stages import EVALUATE, PRETRAIN, RM, SFT
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, reward_model_digest
 

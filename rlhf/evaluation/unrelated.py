@@ -7,7 +7,8 @@ from statistics import fmean, variance
 from typing import NamedTuple
 
 from rlhf.evaluation.best_of_n import PerPrompt
-from rlhf.recipe import PolicyLabel, UnrelatedTask
+from rlhf.recipe.schema_evaluate import UnrelatedTask
+from rlhf.recipe.stages import PolicyLabel
 from rlhf.run.evidence import NO_VERDICT
 from rlhf.stats import Z95
 from rlhf.terminal.wording import number

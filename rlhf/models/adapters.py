@@ -19,7 +19,8 @@ from rlhf.models.loading import base_name
 from rlhf.models.precision import Model, computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
 from rlhf.process import distributed
-from rlhf.recipe import BaseSpec, Lora
+from rlhf.recipe.base import BaseSpec
+from rlhf.recipe.schema_model import Lora
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 
 ModelT = TypeVar("ModelT", bound=Model)

@@ -11,7 +11,7 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.models.dropout import is_dropout, without_dropout
 from rlhf.models.support import check_model, unsupported
-from rlhf.recipe import Architecture
+from rlhf.recipe.schema_model import Architecture
 from rlhf.terminal import message_of
 
 # Keys that transformers reads though the class of a type does not declare them: the width of a head, and older names

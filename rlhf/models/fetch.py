@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple, TypedDict
 from rlhf.data import hub
 from rlhf.data.source import read_from_hub
 from rlhf.errors import UserError
-from rlhf.recipe import Model, Recipe
+from rlhf.recipe import Recipe
+from rlhf.recipe.schema_model import Model
 from rlhf.terminal.progress import working
 
 # Files of a model without its weights: sizes, special tokens and the tokenizer.

@@ -33,8 +33,11 @@ from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.places import check_places, check_sources, whole_report
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.support import check_lengths, check_model, check_training, unsupported
-from rlhf.recipe import PRETRAIN, Architecture, BaseSpec, Model, Tokenizer, shape
+from rlhf.recipe import shape
+from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.names import is_gguf
+from rlhf.recipe.schema_model import Architecture, Model, Tokenizer
+from rlhf.recipe.stages import PRETRAIN
 from rlhf.run import reader
 from rlhf.run.layout import ADAPTER_CONFIG
 from rlhf.run.packages import install_command, require

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from rlhf.errors import UserError
 from rlhf.models.forwards import replaced_forwards
 from rlhf.models.traits import has_fused_experts
-from rlhf.recipe import Architecture, Model
+from rlhf.recipe.schema_model import Architecture, Model
 from rlhf.run.packages import install_command, require
 
 COPY = "unpacked_copy"  # attribute of a packed layer inside a block of `kept_unpacked`

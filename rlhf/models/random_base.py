@@ -16,7 +16,7 @@ from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 from rlhf.models.architecture import config_of
 from rlhf.models.classifier import add_classifier
 from rlhf.models.nf4 import quantized
-from rlhf.recipe import Model
+from rlhf.recipe.schema_model import Model
 
 AutoModel = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 

@@ -33,7 +33,7 @@ from rlhf.models.traits import logit_scale
 from rlhf.models.weights import reward_weights
 from rlhf.objectives.ensembles import Ensemble
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
-from rlhf.recipe import Role, ScoreRole
+from rlhf.recipe.names import Role, ScoreRole
 from rlhf.run.layout import ADAPTER
 
 

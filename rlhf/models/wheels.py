@@ -14,9 +14,8 @@ from typing import NamedTuple
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.models import gguf
-from rlhf.recipe import Model
 from rlhf.recipe.names import is_gguf
-from rlhf.recipe.schema_model import PackageFile
+from rlhf.recipe.schema_model import Model, PackageFile
 from rlhf.run.reader import reading
 from rlhf.terminal import excerpt
 from rlhf.terminal.progress import working

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rlhf.errors import UserError
 from rlhf.new.content import Content, Supervised, supervised
 from rlhf.new.data import OwnData
-from rlhf.recipe import ONLINE, STAGE_TABLE
+from rlhf.recipe.stages import ONLINE, STAGE_TABLE
 
 EVALUATED = 0.15  # of the projected time goes into evaluations, at most
 HELDOUT = (128, 64, 32, 16, 8)  # held-out prompts to choose from: as many as that share allows

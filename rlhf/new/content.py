@@ -11,10 +11,11 @@ from rlhf.errors import OptionError
 from rlhf.new.data import DataSet, OwnData, read_data
 from rlhf.new.model import ModelFacts, ModelFiles
 from rlhf.new.options import ChosenCard, NewOptions
-from rlhf.recipe import TRAINING_STAGES, StageName, TrainingName
+from rlhf.recipe import StageName, TrainingName
 from rlhf.recipe.context import context_length, too_long
 from rlhf.recipe.learning_rates import adapter_rate
 from rlhf.recipe.model_types import LEAN_TYPES
+from rlhf.recipe.stages import TRAINING_STAGES
 
 ROLLOUTS = 32  # of a step of PPO, RLOO or GRPO
 FUNCTION_ROLLOUTS = 64  # of a step that functions alone reward: at first few responses are right (cpu-smollm2-sums)

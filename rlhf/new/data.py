@@ -16,9 +16,9 @@ from rlhf.data.source import read_tasks
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.new.options import NewOptions
 from rlhf.plan.own_rows import SAMPLE, UNCUT
-from rlhf.recipe import MODEL_REWARD, ONLINE
 from rlhf.recipe.schema_data import ReasoningGym
-from rlhf.recipe.stages import GRPO, SFT, STAGE_TABLE
+from rlhf.recipe.schema_online import MODEL_REWARD
+from rlhf.recipe.stages import GRPO, ONLINE, SFT, STAGE_TABLE
 from rlhf.run.packages import package_version
 from rlhf.stages.online import reward_functions
 from rlhf.stages.online.reward_call import RewardFunction

@@ -33,18 +33,10 @@ from rlhf.plan.strategies import four_bit_changes, micro_batch
 from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.libraries import quiet_libraries
 from rlhf.process.sizes import size_in_bytes
-from rlhf.recipe import (
-    MODEL_REWARD,
-    ONLINE,
-    POLICIES,
-    STAGE_TABLE,
-    TRAINING_STAGES,
-    BaseSpec,
-    Changes,
-    PinnedRecipe,
-    PolicyName,
-    StageName,
-)
+from rlhf.recipe import Changes, PinnedRecipe, StageName
+from rlhf.recipe.base import BaseSpec
+from rlhf.recipe.schema_online import MODEL_REWARD
+from rlhf.recipe.stages import ONLINE, POLICIES, STAGE_TABLE, TRAINING_STAGES, PolicyName
 from rlhf.stages.online import reward_functions
 from rlhf.terminal.progress import Work
 from rlhf.terminal.wording import GB

@@ -10,9 +10,8 @@ from rlhf.data import hub
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.files import read_json
 from rlhf.models.fetch import SMALL_FILES
-from rlhf.recipe import Architecture, Tokenizer
 from rlhf.recipe.names import is_commit, is_gguf
-from rlhf.recipe.schema_model import PackageFile
+from rlhf.recipe.schema_model import Architecture, PackageFile, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,8 +5,9 @@ from typing import Literal, NamedTuple, get_args
 from peakmem import cards
 from rlhf.data.prepare import Preparation
 from rlhf.plan.fit import USABLE
-from rlhf.recipe import MODEL_REWARD, POLICIES, PolicyName, PolicyStart, TrainingName
-from rlhf.recipe.stages import DPO, PPO, RM, SFT
+from rlhf.recipe import TrainingName
+from rlhf.recipe.schema_online import MODEL_REWARD
+from rlhf.recipe.stages import DPO, POLICIES, PPO, RM, SFT, PolicyName, PolicyStart
 from rlhf.terminal.wording import GB
 
 TemplateName = Literal["chat", "hh", "plain"]

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.new.data import Asked
-from rlhf.recipe import BaseSpec
+from rlhf.recipe.base import BaseSpec
 from rlhf.stages.online.reward_call import RewardFunction, json_messages
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ Several keys are in the order in which to try them. "The guide" is the published
 """
 
 from rlhf.observe.history import History
-from rlhf.recipe import GroupOptions, Ppo, Rm
 from rlhf.recipe.learning_rates import usual_rate
+from rlhf.recipe.schema import Rm
+from rlhf.recipe.schema_online import GroupOptions, Ppo
 
 
 def half_rate(h: History) -> dict[str, float]:

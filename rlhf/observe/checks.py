@@ -12,7 +12,9 @@ import statistics
 from collections.abc import Sequence
 
 from rlhf.observe.history import FEW, History
-from rlhf.recipe import Model, Optimization, Ppo
+from rlhf.recipe.schema import Optimization
+from rlhf.recipe.schema_model import Model
+from rlhf.recipe.schema_online import Ppo
 from rlhf.run.evidence import IS_BETTER
 from rlhf.stats import sigmoid
 

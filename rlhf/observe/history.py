@@ -6,7 +6,10 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 
-from rlhf.recipe import MODEL_REWARD, POLICIES, OnlineBase, OnlineOptions, Optimization, Recipe, StageName
+from rlhf.recipe import Recipe, StageName
+from rlhf.recipe.schema import Optimization
+from rlhf.recipe.schema_online import MODEL_REWARD, OnlineBase, OnlineOptions
+from rlhf.recipe.stages import POLICIES
 from rlhf.run.evidence import OF_EVALUATIONS, Gain, gain_of_stage
 
 FEW = 5  # logged rows that a mean is taken over, and that a check waits for

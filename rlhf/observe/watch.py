@@ -11,7 +11,8 @@ from typing import NamedTuple
 from rlhf.errors import UserError
 from rlhf.observe import advice, checks
 from rlhf.observe.history import FEW, History
-from rlhf.recipe import STAGE_TABLE, StageName, as_yaml
+from rlhf.recipe import StageName, as_yaml
+from rlhf.recipe.stages import STAGE_TABLE
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import IS_BETTER, Gain
 from rlhf.run.layout import FINDINGS, METRICS

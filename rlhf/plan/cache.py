@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from peakmem import cards
-from rlhf import recipe as recipes
 from rlhf.files import cache_root, replacing, sha256
 from rlhf.plan.phases import (
     DECODING_STEP,
@@ -18,7 +17,9 @@ from rlhf.plan.phases import (
     RehearsedStep,
 )
 from rlhf.process.cuda import expandable_segments
-from rlhf.recipe import EVALUATE, ONLINE, STAGE_TABLE, PinnedRecipe
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.pinned import content_hash
+from rlhf.recipe.stages import EVALUATE, ONLINE, STAGE_TABLE
 from rlhf.run.packages import hash_of_modules, package_version
 from rlhf.terminal import say
 
@@ -41,7 +42,7 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
     card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [package_version(package) for package in PACKAGES]
-    key = recipes.content_hash([recipe, roles, hardware, card, allocator, name, _code_hash(), versions])
+    key = content_hash([recipe, roles, hardware, card, allocator, name, _code_hash(), versions])
     return cache_root() / "predictions" / f"{key[:32]}.json"
 
 
@@ -49,7 +50,7 @@ def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
 def _code_hash() -> str:
     """Return the hash, at the first call, of the code that a rehearsal may run: nothing that is above the stages."""
     plan = Path(__file__).parent
-    return recipes.content_hash(
+    return content_hash(
         [
             hash_of_modules(Path(cards.__file__).parent, without=("tests", "examples")),
             hash_of_modules(plan.parent, without=NOT_REHEARSED),

@@ -17,7 +17,8 @@ import psutil
 
 from rlhf.plan import machine, prediction_file
 from rlhf.process import memory
-from rlhf.recipe import MERGE, PinnedRecipe
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.stages import MERGE
 from rlhf.terminal.wording import gb
 
 DRIVER = 580  # the oldest branch for CUDA 13, for which torch's wheels are built: NVIDIA, "CUDA Compatibility"

@@ -18,20 +18,10 @@ from rlhf.plan.phases import Component, Predict, PredictedPhase, PredictedStage,
 from rlhf.plan.predict import card_needed_bytes
 from rlhf.plan.strategies import divisors, four_bit_changes, global_batch, micro_batch
 from rlhf.plan.weights import NUMBER_BYTES, layers_bytes
-from rlhf.recipe import (
-    EVALUATE,
-    REWARD_MODELS,
-    STAGE_TABLE,
-    TRAINING_STAGES,
-    Changes,
-    Dialogues,
-    OnlineOptions,
-    PinnedRecipe,
-    Recipe,
-    StageName,
-    TrainingName,
-    as_yaml,
-)
+from rlhf.recipe import Changes, PinnedRecipe, Recipe, StageName, TrainingName, as_yaml
+from rlhf.recipe.schema import Dialogues
+from rlhf.recipe.schema_online import OnlineOptions
+from rlhf.recipe.stages import EVALUATE, REWARD_MODELS, STAGE_TABLE, TRAINING_STAGES
 from rlhf.terminal.wording import GB
 
 

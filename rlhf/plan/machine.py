@@ -8,11 +8,11 @@ import psutil
 from pydantic import TypeAdapter
 
 from peakmem import cards
-from rlhf import recipe as recipes
 from rlhf.files import cache_root
 from rlhf.plan import cache
 from rlhf.process import memory
 from rlhf.recipe import Recipe, StageName
+from rlhf.recipe.pinned import content_hash
 from rlhf.run.packages import package_version
 from rlhf.terminal.wording import GB
 
@@ -50,7 +50,7 @@ def rates(recipe: Recipe, anew: bool = False) -> cards.Rates:
     shape, many = recipe.model.architecture, recipe.hardware.threads or threads()
     assert shape
     inner = shape.intermediate_size or shape.hidden_size
-    key = recipes.content_hash([cpu_model(), many, shape.hidden_size, inner, package_version("torch")])
+    key = content_hash([cpu_model(), many, shape.hidden_size, inner, package_version("torch")])
     file = cache_root() / "rates" / f"{key[:32]}.json"
     known = None if anew else cache.read(file, RATES)
     if known is None:

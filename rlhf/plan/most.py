@@ -2,7 +2,8 @@
 
 from rlhf.plan.fit import base_bytes
 from rlhf.plan.weights import ADAPTER_BYTES, adapter_parameters, shape_of
-from rlhf.recipe import STAGE_TABLE, PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.stages import STAGE_TABLE
 
 # Numbers of four bytes that a token holds at most, by what they are as wide as.
 HIDDEN, INNER, SCORES, LOGITS, RANK, CACHE = 32, 12, 4, 24, 32, 8

@@ -15,8 +15,10 @@ from rlhf.data.scripts import words
 from rlhf.data.source import read_source
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
-from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES, Model, Recipe, StageName, Tokenizer, TrainingName
+from rlhf.recipe import Recipe, StageName, TrainingName
 from rlhf.recipe.names import is_gguf
+from rlhf.recipe.schema_model import Model, Tokenizer
+from rlhf.recipe.stages import STAGE_TABLE, TRAINING_STAGES
 
 if TYPE_CHECKING:
     from rlhf.data.corpus import Corpus, Prompt, Split

@@ -9,7 +9,9 @@ from peakmem import cards
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.models.lean.filled_sizes import Sizes, filled_up
 from rlhf.plan.own_rows import Lengths, Rows
-from rlhf.recipe import REWARD_MODELS, STAGE_TABLE, Dialogues, Recipe, TrainingName
+from rlhf.recipe import Recipe, TrainingName
+from rlhf.recipe.schema import Dialogues
+from rlhf.recipe.stages import REWARD_MODELS, STAGE_TABLE
 
 SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/supervised/row_order.py
 DRAWN = 2**14  # rows: enough for a mean

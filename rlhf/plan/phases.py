@@ -8,7 +8,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
 
 from peakmem import events
 from rlhf.errors import UserError
-from rlhf.recipe import STAGE_TABLE, PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.stages import STAGE_TABLE
 
 PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 PHASES_OF_A_STEP = ("train", "rollout", "score", "update")  # of which a step consists

@@ -23,9 +23,10 @@ from rlhf.plan.phases import (
 from rlhf.plan.predict import Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.plan.reward_models import beside
 from rlhf.process import memory
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Recipe, StageName, TrainingName, published
+from rlhf.recipe import PinnedRecipe, Recipe, StageName, TrainingName, published
 from rlhf.recipe.choices import Device
 from rlhf.recipe.published import Figure, VerdictWord, verdict_of
+from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.terminal.wording import GB
 
 

@@ -35,7 +35,8 @@ from rlhf.plan.phases import (
 )
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
-from rlhf.recipe import PRETRAIN, STAGES, TRAINING_STAGES, PinnedRecipe, Recipe, StageName
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
+from rlhf.recipe.stages import PRETRAIN, STAGES, TRAINING_STAGES
 from rlhf.terminal import excerpt
 
 PREDICTED_STAGES: tuple[StageName, ...] = tuple(stage for stage in STAGES if stage != PRETRAIN)

@@ -10,7 +10,8 @@ from rlhf.plan.predict import card_needed_bytes, predicted_stages
 from rlhf.plan.reward_models import beside
 from rlhf.plan.strategies import effects
 from rlhf.process import memory
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, StageName, as_yaml
+from rlhf.recipe import PinnedRecipe, StageName, as_yaml
+from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.terminal import say
 from rlhf.terminal.wording import GB, gb
 

@@ -28,10 +28,12 @@ from rlhf.plan.weights import (
     linear_layers,
     shape_of,
 )
-from rlhf.recipe import SFT, STAGE_TABLE, TRAINING_STAGES, Dialogues, OnlineOptions, Recipe, StageName, TrainingName
+from rlhf.recipe import Recipe, StageName, TrainingName
 from rlhf.recipe.choices import Trunk
 from rlhf.recipe.model_types import TESTED
-from rlhf.recipe.stages import FEW_SAMPLES
+from rlhf.recipe.schema import Dialogues
+from rlhf.recipe.schema_online import OnlineOptions
+from rlhf.recipe.stages import FEW_SAMPLES, SFT, STAGE_TABLE, TRAINING_STAGES
 
 SECONDS_PER_HOUR = 3600
 Host = Trunk | Literal["captured"]  # whose operations the host launches: of a trunk, or of graphs

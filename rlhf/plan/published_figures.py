@@ -8,9 +8,10 @@ from rlhf.files import JsonObject
 from rlhf.plan.phases import ON_HOST
 from rlhf.plan.plan import Plan, PlannedPhase
 from rlhf.plan.strategies import StrategyCost
-from rlhf.recipe import MERGE, SFT, PinnedRecipe, StageName, published, totals
+from rlhf.recipe import PinnedRecipe, StageName, published, totals
 from rlhf.recipe.choices import Component
 from rlhf.recipe.published import Figure, Verdict, verdict_of
+from rlhf.recipe.stages import MERGE, SFT
 from rlhf.terminal import wording
 from rlhf.terminal.wording import GB
 

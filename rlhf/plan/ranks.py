@@ -5,16 +5,10 @@ from typing import NamedTuple
 
 from rlhf.plan.phases import PredictedPhase, PredictedStage
 from rlhf.plan.weights import ADAPTER_BYTES, adapter_parameters, layers_bytes, shape_of
-from rlhf.recipe import (
-    STAGE_TABLE,
-    TRAINING_STAGES,
-    Dialogues,
-    PinnedRecipe,
-    Ppo,
-    Recipe,
-    StageName,
-    TrainingName,
-)
+from rlhf.recipe import PinnedRecipe, Recipe, StageName, TrainingName
+from rlhf.recipe.schema import Dialogues
+from rlhf.recipe.schema_online import Ppo
+from rlhf.recipe.stages import STAGE_TABLE, TRAINING_STAGES
 
 LAYERS_AT_ONCE = 2
 PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward

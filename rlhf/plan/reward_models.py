@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from rlhf.plan.machine import LIBRARIES
 from rlhf.process.cuda import CONTEXT_BYTES
-from rlhf.recipe import EVALUATE, Recipe, StageName
+from rlhf.recipe import Recipe, StageName
+from rlhf.recipe.stages import EVALUATE
 from rlhf.run.reader import reading
 from rlhf.stages.online import model_reward, reward_functions
 

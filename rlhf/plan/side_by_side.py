@@ -11,8 +11,10 @@ from rlhf import recipe as recipes
 from rlhf.plan import prediction_file, published_figures
 from rlhf.plan.plan import Plan, plan_of
 from rlhf.plan.published_figures import Predicted
-from rlhf.recipe import STAGES, Figure, StageName, published, totals
-from rlhf.recipe.published import VerdictWord, verdict_of
+from rlhf.recipe import StageName, published, totals
+from rlhf.recipe.folders import guide_of, is_default
+from rlhf.recipe.published import Figure, VerdictWord, verdict_of
+from rlhf.recipe.stages import STAGES, stage_name
 from rlhf.run import reader
 from rlhf.run.records import Record
 from rlhf.terminal import screen
@@ -102,7 +104,7 @@ def lines(recipes_root: Path, results: Path, name: str | None = None, here: Foun
     """
     firsts: dict[Path, Path] = {}
     for directory in recipes.available(recipes_root):
-        if name in (None, directory.parent.name) and (found := recipes.guide_of(directory)):
+        if name in (None, directory.parent.name) and (found := guide_of(directory)):
             firsts[directory.parent] = found[0]
     return [line for first in firsts.values() for line in _of_recipe(first, results, here or {})]
 
@@ -110,7 +112,7 @@ def lines(recipes_root: Path, results: Path, name: str | None = None, here: Foun
 def _of_recipe(first: Path, results: Path, here: Found) -> Iterator[Line]:
     """Yield the lines of the recipe whose guide's settings are in the version `first`."""
     root = first.parents[1]
-    taken = [d for d in recipes.available(root) if d.parent == first.parent and recipes.is_default(d, root)]
+    taken = [d for d in recipes.available(root) if d.parent == first.parent and is_default(d, root)]
     versions = list(dict.fromkeys((first, *taken)))  # the guide's settings, then ours where they differ
     plans = [_pinned_plan(directory) for directory in versions]
     figures = {directory.name: recipes.load(directory).figures for directory in versions}
@@ -204,7 +206,7 @@ def of_record(content: Mapping[str, object], source: str, file: Path | None = No
         peak = max(before, phase.measured_bytes / GB)
         found[phase.stage, "peak_vram_gb"] = place._replace(value=peak)
     for name, row in stages.items() if isinstance(stages, Mapping) else ():
-        steps, stage = reader.check(row, _Steps, source), recipes.stage_name(name)
+        steps, stage = reader.check(row, _Steps, source), stage_name(name)
         if steps.hours is not None:
             found[stage, "hours"] = place._replace(value=steps.hours, tokens_per_second=steps.tokens_per_second)
         if steps.peak_vram_bytes and inner.get("shape") == "longest":

@@ -12,18 +12,10 @@ from rlhf.errors import UserError
 from rlhf.plan import projection
 from rlhf.plan.phases import Predict, PredictedStage
 from rlhf.plan.predict import card_needed_bytes
-from rlhf.recipe import (
-    GROUPS,
-    ONLINE,
-    STAGE_TABLE,
-    TRAINING_STAGES,
-    Changes,
-    Dialogues,
-    PinnedRecipe,
-    StageName,
-    TrainingName,
-)
+from rlhf.recipe import Changes, PinnedRecipe, StageName, TrainingName
 from rlhf.recipe.choices import StrategyName
+from rlhf.recipe.schema import Dialogues
+from rlhf.recipe.stages import GROUPS, ONLINE, STAGE_TABLE, TRAINING_STAGES
 
 
 class Strategy(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Literal
 from peakmem import cards
 from rlhf.plan.phases import PredictionError
 from rlhf.process.libraries import import_bitsandbytes
-from rlhf.recipe import Architecture, Recipe
+from rlhf.recipe import Recipe
 from rlhf.recipe.model_types import LLAMA_LAYERS
+from rlhf.recipe.schema_model import Architecture
 
 NUMBER_BYTES = {"float32": 4, "bfloat16": 2}  # by the recipe's model.dtype
 # Bytes of a weight in NF4: 4 bits, for each 64 weights a scale of 8 bits, for each 256 scales one of 32 bits.

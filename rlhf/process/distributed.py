@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rlhf import recipe as recipes
 from rlhf.errors import UserError
+from rlhf.recipe.pinned import content_hash
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +145,7 @@ def agree(name: str, value: object) -> None:
     from torch import distributed
 
     digests = [("", "")] * world()
-    distributed.all_gather_object(digests, (socket.gethostname(), recipes.content_hash(value)))
+    distributed.all_gather_object(digests, (socket.gethostname(), content_hash(value)))
     for number, (host, digest) in enumerate(digests):
         if digest != digests[0][1]:
             raise Disagreement(

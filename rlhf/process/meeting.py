@@ -10,7 +10,8 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.process import distributed
-from rlhf.recipe import ONLINE, TRAINING_STAGES, PinnedRecipe, Recipe, StageName
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
+from rlhf.recipe.stages import ONLINE, TRAINING_STAGES
 from rlhf.run.packages import hash_of_modules
 from rlhf.run.provenance import code_version
 from rlhf.terminal import excerpt

@@ -17,7 +17,8 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.process import children
-from rlhf.recipe import PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.stages import PolicyName
 from rlhf.run import reader
 from rlhf.run.records import Record
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from rlhf.data.transcripts import parse_hh
 from rlhf.errors import UserError
-from rlhf.recipe import EVALUATE, POLICIES, SFT
+from rlhf.recipe.stages import EVALUATE, POLICIES, SFT
 from rlhf.run.finished import finished_evaluation
 from rlhf.run.layout import SAMPLES
 from rlhf.run.outcomes import SampleLine

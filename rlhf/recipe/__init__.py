@@ -1,144 +1,27 @@
 """Recipes: `recipes/<name>/v<N>/recipe.yaml`, read into frozen, strictly typed objects.
 
 A recipe decides a run's outcome together with the defaults of keys that it leaves out, which never change.
-rlhf/recipe/schema.py and its neighbours have the keys.
+rlhf/recipe/schema.py and its neighbours have the keys. Sections and names of stages are imported from their modules.
 """
 
-from rlhf.recipe.base import BaseSpec
-from rlhf.recipe.chain import changed_settings, comparable, deciding_settings, differences, parents, stages_before
-from rlhf.recipe.folders import (
-    available,
-    check_directory,
-    default_root,
-    guide_of,
-    is_default,
-    no_recipes,
-    no_section,
-    resolve,
-    root_for_new,
-)
-from rlhf.recipe.names import MEMBER_ROLES, Role, ScoreRole, SharedRole
-from rlhf.recipe.pinned import PinnedRecipe, content_hash, load
-from rlhf.recipe.published import Figure
-from rlhf.recipe.schema import (
-    Dialogues,
-    Dpo,
-    Merge,
-    Optimization,
-    Pretrain,
-    Recipe,
-    Rm,
-    Sft,
-    StageOptions,
-)
-from rlhf.recipe.schema_data import Additions, Data, Flaw, Lengths, Sums, Toy
-from rlhf.recipe.schema_evaluate import Evaluate, UnrelatedTask
-from rlhf.recipe.schema_model import Architecture, Hardware, Lora, Model, Tokenizer
-from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineBase, OnlineOptions, Ppo, Rloo
-from rlhf.recipe.small import few_steps_changes, random_weights_changes
-from rlhf.recipe.stages import (
-    EVALUATE,
-    GROUPS,
-    MERGE,
-    ONLINE,
-    POLICIES,
-    PRETRAIN,
-    REWARD_MODELS,
-    RM,
-    SECOND_RM,
-    SFT,
-    STAGE_TABLE,
-    STAGES,
-    TRAINING_STAGES,
-    GroupName,
-    OnlineName,
-    PolicyLabel,
-    PolicyName,
-    PolicyStart,
-    StageName,
-    TrainingName,
-    stage_name,
-)
+from rlhf.recipe.chain import deciding_settings, parents
+from rlhf.recipe.folders import available, resolve
+from rlhf.recipe.pinned import PinnedRecipe, load
+from rlhf.recipe.schema import Recipe
+from rlhf.recipe.stages import StageName, TrainingName
 from rlhf.recipe.strict import Changes, as_yaml, parse_overrides
 
 __all__ = [
-    "EVALUATE",
-    "GROUPS",
-    "MEMBER_ROLES",
-    "MERGE",
-    "MODEL_REWARD",
-    "ONLINE",
-    "POLICIES",
-    "PRETRAIN",
-    "REWARD_MODELS",
-    "RM",
-    "SECOND_RM",
-    "SFT",
-    "STAGES",
-    "STAGE_TABLE",
-    "TRAINING_STAGES",
-    "Additions",
-    "Architecture",
-    "BaseSpec",
     "Changes",
-    "Data",
-    "Dialogues",
-    "Dpo",
-    "Evaluate",
-    "Figure",
-    "Flaw",
-    "GroupName",
-    "GroupOptions",
-    "Grpo",
-    "Hardware",
-    "Lengths",
-    "Lora",
-    "Merge",
-    "Model",
-    "OnlineBase",
-    "OnlineName",
-    "OnlineOptions",
-    "Optimization",
     "PinnedRecipe",
-    "PolicyLabel",
-    "PolicyName",
-    "PolicyStart",
-    "Ppo",
-    "Pretrain",
     "Recipe",
-    "Rloo",
-    "Rm",
-    "Role",
-    "ScoreRole",
-    "Sft",
-    "SharedRole",
     "StageName",
-    "StageOptions",
-    "Sums",
-    "Tokenizer",
-    "Toy",
     "TrainingName",
-    "UnrelatedTask",
     "as_yaml",
     "available",
-    "changed_settings",
-    "check_directory",
-    "comparable",
-    "content_hash",
     "deciding_settings",
-    "default_root",
-    "differences",
-    "few_steps_changes",
-    "guide_of",
-    "is_default",
     "load",
-    "no_recipes",
-    "no_section",
     "parents",
     "parse_overrides",
-    "random_weights_changes",
     "resolve",
-    "root_for_new",
-    "stage_name",
-    "stages_before",
 ]

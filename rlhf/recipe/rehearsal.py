@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, json_lines
-from rlhf.recipe import PRETRAIN, TRAINING_STAGES, Changes, Evaluate, Recipe
+from rlhf.recipe import Changes, Recipe
 from rlhf.recipe.choices import RowKind
 from rlhf.recipe.schema import StageOptions
+from rlhf.recipe.schema_evaluate import Evaluate
 from rlhf.recipe.schema_model import Model, Tokenizer
 from rlhf.recipe.schema_online import GroupOptions, OnlineOptions
 from rlhf.recipe.small import few_steps_changes
-from rlhf.recipe.stages import FEW_SAMPLES
+from rlhf.recipe.stages import FEW_SAMPLES, PRETRAIN, TRAINING_STAGES
 
 STAND_IN = Path("cpu-smollm2-sums") / "v1"  # the recipe whose model and tokenizer stand for a card's
 STEPS = 2  # of each stage that trains; a checkpoint and an evaluation follow each

@@ -12,8 +12,8 @@ from rlhf.data.quality import check as quality
 from rlhf.data.quality import spread
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
-from rlhf.recipe import PRETRAIN
 from rlhf.recipe.choices import DataFormat, RatedPairs
+from rlhf.recipe.stages import PRETRAIN
 from rlhf.report.parts import Cell, Chart, Charts, Section, Table, Trace, table
 from rlhf.report.runs import RunRecords, suffix
 from rlhf.run import reader

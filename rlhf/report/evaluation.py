@@ -9,8 +9,7 @@ from rlhf.evaluation.best_of_n import best_by_score, sizes
 from rlhf.evaluation.unrelated import MEAN, changes_in, verdict
 from rlhf.rating.pairs import pair_answers
 from rlhf.rating.summary import summarize
-from rlhf.recipe import EVALUATE, RM, SECOND_RM
-from rlhf.recipe.stages import OF_REWARD_MODELS, POLICIES, STARTS
+from rlhf.recipe.stages import EVALUATE, OF_REWARD_MODELS, POLICIES, RM, SECOND_RM, STARTS
 from rlhf.report.parts import (
     LINE_COLOURS,
     STAGE_TITLES,

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rlhf.recipe import POLICIES, RM, SFT, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.stages import POLICIES, RM, SFT
 from rlhf.report.parts import LINE_COLOURS, STAGE_TITLES, Chart, Charts, Section, Trace, level, sections_or_problem
 from rlhf.report.runs import RunRecords, metrics, suffix, trusted_summaries
 from rlhf.run.evidence import OF_EVALUATIONS, START_IN_WORDS, Ends, Gain, gain_of_stage, gains_over_start, of_prompts

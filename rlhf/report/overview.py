@@ -4,9 +4,10 @@ import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.recipe import EVALUATE, GROUPS, MERGE, POLICIES, STAGE_TABLE, STAGES, StageName, published
+from rlhf.recipe import StageName, published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
+from rlhf.recipe.stages import EVALUATE, GROUPS, MERGE, POLICIES, STAGE_TABLE, STAGES
 from rlhf.report.parts import STAGE_TITLES, Charts, Section
 from rlhf.report.runs import RunRecords, trusted_summaries
 from rlhf.run.evidence import IS_WORSE, NOT_KNOWN, START_IN_WORDS, Gain, gains_over_start, origin_of

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.rating.pairs import turns
-from rlhf.recipe import STAGE_TABLE
+from rlhf.recipe.stages import STAGE_TABLE
 
 Trace = dict[str, Any]  # a curve, bars or axes of a chart: plotly's keys, values of any type
 MARKED = 20  # points of a line up to which each is marked: one point has no line, and few ones look like more

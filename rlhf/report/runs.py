@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from rlhf.errors import UserError
-from rlhf.recipe import EVALUATE, STAGES, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.stages import EVALUATE, STAGES
 from rlhf.run import reader
 from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.finished import finished_evaluation

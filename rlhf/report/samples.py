@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.rating.pairs import SPEAKERS
-from rlhf.recipe import EVALUATE, POLICIES, SFT, StageName
-from rlhf.recipe.stages import STARTS
+from rlhf.recipe import StageName
+from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, STARTS
 from rlhf.report.parts import STAGE_TITLES, Charts, Section, Turn, dialogue
 from rlhf.report.runs import RunRecords, check_evaluation
 from rlhf.run import reader

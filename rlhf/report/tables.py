@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.observe import watch
-from rlhf.recipe import STAGES, StageName, as_yaml, published
+from rlhf.recipe import StageName, as_yaml, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.released import difference
+from rlhf.recipe.stages import STAGES
 from rlhf.report.parts import Cell, Charts, Section, table
 from rlhf.report.runs import RunRecords, metrics, trusted_summaries
 from rlhf.run import reader, records

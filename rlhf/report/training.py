@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from rlhf import recipe as recipes
 from rlhf.plan import prediction_file as pins
-from rlhf.recipe import ONLINE, STAGE_TABLE, StageName, default_root
+from rlhf.recipe import StageName
+from rlhf.recipe.folders import default_root
+from rlhf.recipe.stages import ONLINE, STAGE_TABLE
 from rlhf.report.parts import (
     LINE_COLOURS,
     STAGE_TITLES,

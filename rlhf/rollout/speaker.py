@@ -7,7 +7,8 @@ from typing import Any, Literal
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.process import cuda
-from rlhf.recipe import MERGE, POLICIES, PRETRAIN, SFT, PolicyName, Recipe
+from rlhf.recipe import Recipe
+from rlhf.recipe.stages import MERGE, POLICIES, PRETRAIN, SFT, PolicyName
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.run.named import NamedRun

@@ -12,7 +12,9 @@ import psutil
 import torch
 
 from rlhf.models.architecture import parameter_count
-from rlhf.recipe import Architecture, OnlineOptions, Recipe
+from rlhf.recipe import Recipe
+from rlhf.recipe.schema_model import Architecture
+from rlhf.recipe.schema_online import OnlineOptions
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 takes as --max-lora-rank
 OVERHEAD = 1.5e9  # bytes of a server beside weights and cache; not measured on a card

@@ -15,7 +15,8 @@ import yaml
 
 from rlhf.errors import UserError
 from rlhf.files import replacing, sha256
-from rlhf.recipe import EVALUATE, MERGE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, STAGES, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.stages import EVALUATE, MERGE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, STAGES
 from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import read_manifest, read_summary, stage_folder
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, CARD, MODEL, SUMMARY

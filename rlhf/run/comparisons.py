@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from rlhf import recipe as recipes
 from rlhf.files import finite
-from rlhf.recipe import Figure, PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.chain import comparable
+from rlhf.recipe.published import Figure
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER, METRICS, MODEL
 from rlhf.terminal.wording import GB
@@ -15,7 +16,7 @@ from rlhf.terminal.wording import GB
 def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"]) -> list[Figure]:
     """Return the figures of a stage with which a run of the recipe can be compared."""
     of_stage = (figure for figure in loaded.figures if figure.stage == stage)
-    return [figure for figure in of_stage if recipes.comparable(figure, loaded.recipe, loaded.overrides)]
+    return [figure for figure in of_stage if comparable(figure, loaded.recipe, loaded.overrides)]
 
 
 def comparison(figure: Figure, values: Mapping[str, float]) -> records.Comparison:

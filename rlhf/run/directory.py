@@ -25,8 +25,10 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, finite, free_name, remove, sha256, sync_tree, write_json
-from rlhf.recipe import PRETRAIN, BaseSpec, PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.seeds import derived_seed
+from rlhf.recipe.stages import PRETRAIN, PolicyName
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import Checkpoints, checkpoint_step
 from rlhf.run.comparisons import comparable_values, comparison, figures

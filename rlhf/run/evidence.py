@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
-from rlhf.recipe import EVALUATE, POLICIES, SFT, STAGE_TABLE, PolicyStart, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, STAGE_TABLE, PolicyStart
 from rlhf.run.records import Summary
 from rlhf.stats import Z95
 from rlhf.terminal import counted

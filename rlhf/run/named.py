@@ -7,19 +7,9 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from rlhf.errors import OptionError, UserError, no_such
-from rlhf.recipe import (
-    POLICIES,
-    REWARD_MODELS,
-    STAGES,
-    Changes,
-    PinnedRecipe,
-    StageName,
-    as_yaml,
-    changed_settings,
-    deciding_settings,
-    load,
-    stage_name,
-)
+from rlhf.recipe import Changes, PinnedRecipe, StageName, as_yaml, deciding_settings, load
+from rlhf.recipe.chain import changed_settings
+from rlhf.recipe.stages import POLICIES, REWARD_MODELS, STAGES, stage_name
 from rlhf.run import other_settings
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import MANIFEST, REMAKING

@@ -9,7 +9,10 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.recipe import EVALUATE, POLICIES, SFT, PinnedRecipe, PolicyName, StageName
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.chain import changed_settings
+from rlhf.recipe.folders import no_section
+from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyName
 from rlhf.run import other_settings, records
 from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
@@ -62,7 +65,7 @@ class Parents:
         The recipe must have the stage, it must be finished, and its settings must agree with ours.
         """
         if self.loaded.recipe.section(stage) is None:
-            raise UserError(recipes.no_section(stage, self.loaded))
+            raise UserError(no_section(stage, self.loaded))
         path = self.folder(stage)
         if not (path / SUMMARY).exists():
             raise self._missing(stage, path)
@@ -133,7 +136,7 @@ class Parents:
         trained = self.trained_policies()
         for policy in (policy for policy in self.only if policy not in trained):
             if self.loaded.recipe.section(policy) is None:
-                raise UserError(recipes.no_section(policy, self.loaded))
+                raise UserError(no_section(policy, self.loaded))
             raise self._missing(policy, self.folder(policy))
         if begun := self._begun(trained):
             only = [word for name in trained for word in ("--only", name)]
@@ -184,7 +187,7 @@ class Parents:
 
     def _changed(self, made: Mapping[str, object], stage: StageName) -> list[str]:
         """Return the keys in which a stage was made with other settings; what sampled a parent decides nothing here."""
-        keys = recipes.changed_settings(made, self.loaded.recipe, stage)
+        keys = changed_settings(made, self.loaded.recipe, stage)
         return keys if stage == self.stage else [key for key in keys if key != f"{stage}.vllm_url"]
 
     def check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:

@@ -9,7 +9,7 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models.loading import load_tokenizer
 from rlhf.process import distributed
-from rlhf.recipe import EVALUATE, PRETRAIN
+from rlhf.recipe.stages import EVALUATE, PRETRAIN
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read

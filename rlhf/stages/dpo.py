@@ -21,7 +21,7 @@ from rlhf.models.adapters import save_adapter
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Dpo
+from rlhf.recipe.schema import Dpo
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result

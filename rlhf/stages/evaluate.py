@@ -31,18 +31,11 @@ from rlhf.evaluation.unrelated import changes_in, metrics_of, verdict
 from rlhf.files import JsonObject, write_json
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import (
-    RM,
-    SECOND_RM,
-    Evaluate,
-    PolicyLabel,
-    PolicyName,
-    PolicyStart,
-    Recipe,
-    Rm,
-    ScoreRole,
-    StageName,
-)
+from rlhf.recipe import Recipe, StageName
+from rlhf.recipe.names import ScoreRole
+from rlhf.recipe.schema import Rm
+from rlhf.recipe.schema_evaluate import Evaluate
+from rlhf.recipe.stages import RM, SECOND_RM, PolicyLabel, PolicyName, PolicyStart
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS

@@ -41,7 +41,8 @@ from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
-from rlhf.recipe import MODEL_REWARD, GroupOptions, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.captured import Weighted, weighted

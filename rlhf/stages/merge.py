@@ -18,7 +18,9 @@ from rlhf.models.nf4 import round_to_nf4
 from rlhf.models.precision import Model, dtype_of, mixed_precision
 from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import REWARD_MODELS, Merge, Recipe, Rm, StageName
+from rlhf.recipe import Recipe, StageName
+from rlhf.recipe.schema import Merge, Rm
+from rlhf.recipe.stages import REWARD_MODELS
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
 from rlhf.run.layout import MODEL

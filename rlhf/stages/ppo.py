@@ -35,7 +35,7 @@ from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
-from rlhf.recipe import Ppo
+from rlhf.recipe.schema_online import Ppo
 from rlhf.rollout.decoding import ValueFn
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes

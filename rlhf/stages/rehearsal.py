@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from rlhf.process import children
 from rlhf.process.task import run_child, task_of
-from rlhf.recipe import STAGES, TRAINING_STAGES, PinnedRecipe, parents
+from rlhf.recipe import PinnedRecipe, parents
+from rlhf.recipe.stages import STAGES, TRAINING_STAGES
 from rlhf.run import reader
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_manifest, read_summary

@@ -29,7 +29,7 @@ from rlhf.objectives.ensembles import Ensemble, disagreement
 from rlhf.objectives.losses import margin_ranking_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Rm
+from rlhf.recipe.schema import Rm
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result

@@ -19,22 +19,12 @@ from rlhf.observe.watch import LiveChecks
 from rlhf.process import children, cuda, distributed, endings, exhaustion, meeting
 from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
-from rlhf.recipe import (
-    EVALUATE,
-    MODEL_REWARD,
-    PRETRAIN,
-    STAGE_TABLE,
-    Dialogues,
-    Evaluate,
-    OnlineBase,
-    OnlineOptions,
-    PinnedRecipe,
-    PolicyName,
-    StageName,
-    no_section,
-    parents,
-    shape,
-)
+from rlhf.recipe import PinnedRecipe, StageName, parents, shape
+from rlhf.recipe.folders import no_section
+from rlhf.recipe.schema import Dialogues
+from rlhf.recipe.schema_evaluate import Evaluate
+from rlhf.recipe.schema_online import MODEL_REWARD, OnlineBase, OnlineOptions
+from rlhf.recipe.stages import EVALUATE, PRETRAIN, STAGE_TABLE, PolicyName
 from rlhf.run import card
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun

@@ -22,7 +22,7 @@ from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Sft
+from rlhf.recipe.schema import Sft
 from rlhf.recipe.stages import FEW_SAMPLES
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling

@@ -17,7 +17,8 @@ from rlhf.evaluation.policies import EvaluationRewards, heldout_sampling, measur
 from rlhf.evaluation.unrelated import ANSWERS_EACH, task_name
 from rlhf.files import JsonObject
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Recipe, Role
+from rlhf.recipe import Recipe
+from rlhf.recipe.names import Role
 from rlhf.stages.online import reward_functions
 from rlhf.stages.online.reward_call import RewardFunction, json_messages
 from rlhf.stages.online.reward_sum import check_answers, settle

@@ -22,7 +22,7 @@ from peakmem.replaying import replay
 from peakmem.tensors import META
 from rlhf.models.nf4 import nf4_config
 from rlhf.models.random_base import LoadingOptions, random_base
-from rlhf.recipe import Model
+from rlhf.recipe.schema_model import Model
 from studies.kinds import PackedRow
 from studies.outside.collect_fms import PackedRun
 from studies.outside.depths import work_of_step

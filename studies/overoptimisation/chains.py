@@ -30,8 +30,8 @@ from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.choices import Combine
 from rlhf.objectives.ensembles import combine
 from rlhf.process.torch_setup import set_up_torch
-from rlhf.recipe import EVALUATE, PRETRAIN, RM, SFT, Changes, PinnedRecipe
-from rlhf.recipe.stages import PPO
+from rlhf.recipe import Changes, PinnedRecipe
+from rlhf.recipe.stages import EVALUATE, PPO, PRETRAIN, RM, SFT
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import METRICS, MODEL
 from rlhf.run.reader import read_lines

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf.errors import UserError
 from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.process import distributed, meeting
-from rlhf.recipe import stage_name
+from rlhf.recipe.stages import stage_name
 from rlhf.stages import runner
 from tests.helpers import small
 

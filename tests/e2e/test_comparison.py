@@ -10,7 +10,7 @@ import pytest
 
 from rlhf.errors import UserError
 from rlhf.evaluation import compare
-from rlhf.recipe import PolicyLabel
+from rlhf.recipe.stages import PolicyLabel
 from rlhf.run.outcomes import Details
 from tests.helpers import rlhf
 from tests.records import write_records

@@ -26,6 +26,11 @@ from rlhf.plan import fit, machine, plan
 from rlhf.plan.phases import PredictedStage
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.chain import stages_before
+from rlhf.recipe.schema import Merge
+from rlhf.recipe.schema_model import Architecture
+from rlhf.recipe.schema_online import Ppo
+from rlhf.recipe.stages import POLICIES
 from rlhf.run.packages import package_version
 from rlhf.terminal.progress import Work
 from tests import models
@@ -61,7 +66,7 @@ def test_a_checkpoint_in_a_folder_becomes_a_recipe(checkpoints, tmp_path, kind):
     assert {file.name for file in made.folder.iterdir()} == {"recipe.yaml", "README.md", "predicted.json"}
     written = made.loaded.recipe
     assert (written.model.source, written.model.name, written.hardware.memory_gb) == ("local", str(folder), 24.0)
-    assert written.model.architecture == recipe.Architecture.model_validate(models.described(str(folder)))
+    assert written.model.architecture == Architecture.model_validate(models.described(str(folder)))
     assert (written.tokenizer.template, written.tokenizer.pad_token) == ("chat", "<pad>")
     assert written.data.name == "HuggingFaceH4/ultrafeedback_binarized" and written.data.split == "train_prefs"
     assert written.sft.max_length == 512, "the model's own limit"
@@ -164,11 +169,11 @@ def test_a_card_that_is_too_small_is_refused_with_one_that_would_do(checkpoints,
 def test_the_stages_that_are_named_fit_and_one_of_them_is_merged(checkpoints, tmp_path, stages):
     made = make(tmp_path, str(checkpoints / "Tiny_llama"), "3GB", stages=new.stages_of(stages.split(",")))
     written = made.loaded.recipe
-    assert written.options(recipe.Merge).stage == stages.split(",")[0]
+    assert written.options(Merge).stage == stages.split(",")[0]
     assert {*written.sections()} == {"sft", "rm", *stages.split(","), "evaluate", "merge"}
     assert set(made.stages) == {"sft", "rm", "evaluate", *stages.split(",")}
     readme = (made.folder / "README.md").read_text()
-    explained = {stage for stage in recipe.POLICIES if f"- **{stage.upper()}**" in readme}
+    explained = {stage for stage in POLICIES if f"- **{stage.upper()}**" in readme}
     assert explained == {*stages.split(",")} and "\n\n\n" not in readme
     listed = {"grpo": "GRPO", "dpo": "DPO", "ppo,dpo,grpo": "PPO, DPO and GRPO"}[stages]
     assert f"**Problem.** {listed} for Tiny_llama" in readme and f", {listed.lower()}, for" in written.description
@@ -391,7 +396,7 @@ def test_questions_and_functions_are_enough(checkpoints, tmp_path, monkeypatch, 
     written = made.loaded.recipe
     assert made.stages == (*stages, "evaluate") and written.start == "base"
     assert written.rm is None is written.sft and written.policies() == [*stages]
-    assert recipe.stages_before(written, "evaluate") == [stages[0]]
+    assert stages_before(written, "evaluate") == [stages[0]]
     for options in written.online().values():
         assert options.reward_funcs == rewards and not options.normalize_scores
     assert written.data.heldout_fraction == 0.2, "a tenth of few questions would be few"
@@ -456,13 +461,13 @@ def test_start_and_reward_model_can_be_chosen(checkpoints, tmp_path):
     model = str(checkpoints / "Tiny_llama")
     summed = make(tmp_path / "summed", model, **given, rewards=("model", "length(most=9)"), start="sft")
     assert summed.stages == ("sft", "rm", "ppo", "dpo", "evaluate")
-    section = summed.loaded.recipe.options(recipe.Ppo)
+    section = summed.loaded.recipe.options(Ppo)
     assert section.reward_funcs == ("model", "length(most=9)") and section.normalize_scores
     bare = make(tmp_path / "bare", model, **given, start="base")
     assert bare.stages == ("rm", "ppo", "dpo", "evaluate") and bare.loaded.recipe.start == "base"
     usual = make(tmp_path / "usual", model, **given)
     assert usual.stages == ("sft", "rm", "ppo", "dpo", "evaluate")
-    assert usual.loaded.recipe.options(recipe.Ppo).reward_funcs == ("model",)
+    assert usual.loaded.recipe.options(Ppo).reward_funcs == ("model",)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rlhf.errors import UserError
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.new import make as new
 from rlhf.new.options import NewOptions
-from rlhf.recipe import root_for_new
+from rlhf.recipe.folders import root_for_new
 from rlhf.run.directory import StageRun
 from tests.helpers import RECIPE, beside, run_stages, small
 from tests.models import TEMPLATE, checkpoint, recipe_for

@@ -19,7 +19,8 @@ from rlhf.evaluation.reward_model import reward_model_figures
 from rlhf.files import write_json
 from rlhf.rating import store
 from rlhf.rating.pairs import pair_answers
-from rlhf.recipe import ONLINE, STAGE_TABLE, StageName, published
+from rlhf.recipe import StageName, published
+from rlhf.recipe.stages import ONLINE, STAGE_TABLE
 from rlhf.report import RunRecords, learned, overview, tables, training
 from rlhf.report.evaluation import (
     sections_of_policies,

@@ -11,7 +11,8 @@ from rlhf.data.load import divide_rows
 from rlhf.data.rows import PreferencePair
 from rlhf.data.source import read_source
 from rlhf.evaluation import score, score_items
-from rlhf.recipe import Rm, as_yaml
+from rlhf.recipe import as_yaml
+from rlhf.recipe.schema import Rm
 from rlhf.stages.online import reward_trial
 from tests.helpers import RECIPE, SMALL, content_of, not_none, rlhf, small
 from tests.lines import read_intact_lines

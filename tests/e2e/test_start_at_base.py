@@ -14,6 +14,7 @@ from rlhf.models.loading import load_base
 from rlhf.plan.rehearsal.short_runs import ShortRun
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.chain import comparable, stages_before
 from rlhf.rollout import speaker as chat
 from rlhf.run.directory import StageRun
 from rlhf.stages.corpus import stage_input
@@ -126,7 +127,7 @@ def test_stages_before_are_those_that_are_there():
         recipe.parents(loaded, "ppo") == recipe.parents(loaded, "dpo") == recipe.parents(loaded, "grpo") == ["pretrain"]
     )
     assert recipe.parents(loaded, "rm") == ["pretrain"]
-    assert recipe.stages_before(loaded, "evaluate") == ["pretrain", "rm", "ppo"]
+    assert stages_before(loaded, "evaluate") == ["pretrain", "rm", "ppo"]
     assert loaded.start == "base" and small().recipe.start == "sft"
 
 
@@ -134,5 +135,5 @@ def test_a_target_over_sft_is_not_that_of_a_run_from_the_base():
     """Nothing is judged by figures of another start, but for pretraining, which comes before."""
     (figure, *_) = (figure for figure in recipe.load(RECIPE).figures if figure.stage == "ppo")
     loaded = recipe.load(RECIPE)
-    assert recipe.comparable(figure, loaded.recipe, [])
-    assert not recipe.comparable(figure, loaded.with_changes({"sft": None}).recipe, ["sft"])
+    assert comparable(figure, loaded.recipe, [])
+    assert not comparable(figure, loaded.with_changes({"sft": None}).recipe, ["sft"])

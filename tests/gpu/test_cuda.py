@@ -23,6 +23,7 @@ from rlhf.models.precision import mixed_precision
 from rlhf.plan.predict import Predictor
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.small import random_weights_changes
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from tests import models
@@ -100,7 +101,7 @@ def on_gpu(quantization: str, directory: Path = RECIPE, **changes) -> PinnedReci
         **{f"{s}.per_device_train_batch_size": 8 for s in ("sft", "rm", "dpo")},
     }
     loaded = recipe.load(directory, overrides)
-    random = recipe.random_weights_changes(loaded.recipe, 300, "hh")
+    random = random_weights_changes(loaded.recipe, 300, "hh")
     return recipe.load(directory, overrides | random | {k.replace("__", "."): v for k, v in changes.items()})
 
 

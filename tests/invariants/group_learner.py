@@ -7,7 +7,9 @@ from torch import Tensor
 
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import GroupOptions, StageName, stage_name
+from rlhf.recipe import StageName
+from rlhf.recipe.schema_online import GroupOptions
+from rlhf.recipe.stages import stage_name
 from rlhf.run.directory import StageRun
 from rlhf.stages.groups import Learner
 from rlhf.stages.online.role_passes import ScoreNorm

@@ -20,7 +20,7 @@ from rlhf.models.lean.packed import pieces_of, sizes_of
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.loading import load_tokenizer
 from rlhf.process import distributed
-from rlhf.recipe import Ppo
+from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages import groups, ppo
 from rlhf.stages.online import captured

@@ -18,8 +18,8 @@ from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.loading import base_name, load_base, load_tokenizer, new_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.support import check_training
-from rlhf.recipe import Architecture
 from rlhf.recipe.model_types import LEAN_TYPES
+from rlhf.recipe.schema_model import Architecture
 from rlhf.run.directory import StageRun
 from tests import models
 from tests.decoding_models import SIZES

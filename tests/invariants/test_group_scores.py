@@ -16,7 +16,7 @@ from rlhf.errors import UserError
 from rlhf.evaluation.policies import PolicySamples
 from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.kl import adapt
-from rlhf.recipe import Ppo
+from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages.groups import Learner, ScoredRollout, sample_and_score, score_responses
 from rlhf.stages.online import role_passes

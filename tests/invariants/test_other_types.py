@@ -14,8 +14,8 @@ from rlhf.models.adapters import _targets
 from rlhf.models.architecture import config_of
 from rlhf.models.support import check_lengths, check_model, unsupported
 from rlhf.plan.rehearsal.short_runs import check_equal_layers, check_windows, rehearsal_changes
-from rlhf.recipe import Architecture
 from rlhf.recipe.model_types import TESTED
+from rlhf.recipe.schema_model import Architecture
 from rlhf.rollout.probe import check_sampling
 from tests import models
 from tests.helpers import RECIPE

@@ -45,6 +45,8 @@ from rlhf.plan.rehearsal import short_runs
 from rlhf.plan.rehearsal.device import stand_in_of
 from rlhf.plan.rehearsal.meta_runs import Rehearsals, RehearsalsAtDepths
 from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.small import random_weights_changes
+from rlhf.recipe.stages import stage_name
 from rlhf.rollout import engine
 from rlhf.rollout.engine import sample
 from rlhf.rollout.library_decoding import LibraryDecoding
@@ -115,7 +117,7 @@ def test_the_lean_trunk_takes_what_is_predicted(predictor):
     changes["grpo.gradient_checkpointing"] = True
     groups = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
     base = recipe.load(groups, {"model.architecture.vocab_size": VOCAB}).recipe
-    loaded = recipe.load(groups, recipe.random_weights_changes(base, 50, "longest") | changes)
+    loaded = recipe.load(groups, random_weights_changes(base, 50, "longest") | changes)
     measured = measure(loaded, ["sft", "dpo", "grpo"])
     phases: list[tuple[StageName, str]] = [("sft", "train"), ("dpo", "train"), ("grpo", "update"), ("grpo", "score")]
     for stage, phase in phases:
@@ -172,7 +174,7 @@ def profiled(stage: StageName, loaded: PinnedRecipe) -> int:
         return {}
 
     rehearse = RealRuns(plain)
-    for parent in recipe.parents(loaded.recipe, recipe.stage_name(stage)):
+    for parent in recipe.parents(loaded.recipe, stage_name(stage)):
         rehearse(loaded, parent)
     rehearse.count_peaks = watched
     rehearse(loaded, stage)

@@ -30,7 +30,9 @@ from rlhf.errors import UserError
 from rlhf.evaluation import policies as evaluation
 from rlhf.models.loading import load_tokenizer
 from rlhf.process import distributed
-from rlhf.recipe import GROUPS, Dpo, PinnedRecipe
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.schema import Dpo
+from rlhf.recipe.stages import GROUPS
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages import sft

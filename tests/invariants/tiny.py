@@ -2,6 +2,7 @@
 
 from rlhf import recipe
 from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.small import random_weights_changes
 from tests.helpers import RECIPE
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, SIZE = 64, 192, 4, 2, 16
@@ -39,6 +40,6 @@ TINY = {
 def tiny(layers: int, vocab: int = VOCAB, **changes) -> PinnedRecipe:
     """The CPU recipe with random weights; `changes` name keys with double underscores."""
     base = recipe.load(RECIPE, {"model.architecture.vocab_size": vocab}).recipe
-    overrides = recipe.random_weights_changes(base, 50, "longest") | TINY
+    overrides = random_weights_changes(base, 50, "longest") | TINY
     overrides |= {key.replace("__", "."): value for key, value in changes.items()}
     return recipe.load(RECIPE, overrides | {"model.architecture.num_hidden_layers": layers})

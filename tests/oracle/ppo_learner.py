@@ -6,7 +6,7 @@ import torch
 
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Ppo
+from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.ppo import Learner, new_critic

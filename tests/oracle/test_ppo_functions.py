@@ -15,7 +15,7 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.loading import load_tokenizer
-from rlhf.recipe import Ppo
+from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages import ppo
 from rlhf.stages.online import role_passes

@@ -6,7 +6,7 @@ from statistics import fmean, pvariance, variance
 import pytest
 
 from rlhf.evaluation.unrelated import ANSWERS_EACH, changes, changes_in, metrics_of, verdict
-from rlhf.recipe import PolicyLabel
+from rlhf.recipe.stages import PolicyLabel
 from rlhf.stats import Z95
 
 

@@ -8,6 +8,9 @@ from rlhf.plan.phases import Parts, PredictedPhase, PredictedStage, Work
 from rlhf.plan.plan import Plan, PlannedStage
 from rlhf.plan.predict import Predictor
 from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.schema import Optimization
+from rlhf.recipe.schema_online import OnlineBase
+from rlhf.recipe.stages import stage_name
 from tests.helpers import RECIPE
 
 
@@ -48,10 +51,10 @@ class Known(Predictor):
 
 
 def global_batch(loaded: PinnedRecipe, stage: str) -> int:
-    options = loaded.recipe.section(recipe.stage_name(stage))
-    if isinstance(options, recipe.OnlineBase):
+    options = loaded.recipe.section(stage_name(stage))
+    if isinstance(options, OnlineBase):
         return options.batch_size // options.num_mini_batches
-    assert isinstance(options, recipe.Optimization)
+    assert isinstance(options, Optimization)
     return options.per_device_train_batch_size * options.gradient_accumulation_steps
 
 

@@ -24,7 +24,8 @@ from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.files import write_json
 from rlhf.plan import phases
-from rlhf.recipe import TRAINING_STAGES, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.stages import TRAINING_STAGES
 from tests.helpers import RECIPE
 
 

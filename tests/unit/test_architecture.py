@@ -12,8 +12,8 @@ from rlhf.models import decoding_layers
 from rlhf.models.architecture import architecture_of, config_of, shape_differences
 from rlhf.models.support import check_model
 from rlhf.models.traits import logit_scale, ropes, sliding_window
-from rlhf.recipe import Architecture
 from rlhf.recipe.model_types import RMS_NORMS, TESTED
+from rlhf.recipe.schema_model import Architecture
 from tests import models
 
 

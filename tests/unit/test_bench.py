@@ -25,7 +25,11 @@ from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage, Prediction
 from rlhf.plan.plan import plan_of
 from rlhf.plan.strategies import StrategyCost, one_by_one
 from rlhf.process.exhaustion import EXHAUSTED
-from rlhf.recipe import TRAINING_STAGES, Ppo, Sft, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.chain import differences
+from rlhf.recipe.schema import Sft
+from rlhf.recipe.schema_online import Ppo
+from rlhf.recipe.stages import TRAINING_STAGES, stage_name
 from rlhf.run.records import Code
 from tests.helpers import RECIPE, noted
 from tests.makefile import takes
@@ -187,7 +191,7 @@ def loaded_of(name: str):
 def stages_of(**stages) -> dict[StageName, StageSteps]:
     """Stages with a peak in GB and projected hours each."""
     return {
-        recipe.stage_name(stage): STAGE | {"peak_vram_bytes": round(peak * 1e9), "hours": hours}
+        stage_name(stage): STAGE | {"peak_vram_bytes": round(peak * 1e9), "hours": hours}
         for stage, (peak, hours) in stages.items()
     }
 
@@ -582,7 +586,7 @@ def test_the_ablation_changes_one_thing_at_a_time():
     for name, changed in made.items():
         options = changed.recipe.options(Sft)
         assert options.per_device_train_batch_size * options.gradient_accumulation_steps == batch, name
-        keys = recipe.differences(off.model_dump(), changed.recipe.model_dump())
+        keys = differences(off.model_dump(), changed.recipe.model_dump())
         assert len(keys) <= 2 or name == "combined", keys
     assert set(made) == {
         *("none", "gradient_checkpointing", "quantization", "flash_attention", "batch_size", "context_length"),

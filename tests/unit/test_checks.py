@@ -10,7 +10,8 @@ from rlhf import report
 from rlhf.cli.summary_tables import summary_table
 from rlhf.observe import checks, watch
 from rlhf.observe.history import History
-from rlhf.recipe import STAGE_TABLE, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.stages import STAGE_TABLE
 from rlhf.report import tables
 from rlhf.report.parts import Charts
 from tests.helpers import grouped, small

@@ -28,7 +28,10 @@ from rlhf.evaluation import reproduce
 from rlhf.observe import tracking
 from rlhf.process import distributed
 from rlhf.process.task import Task
-from rlhf.recipe import POLICIES, load, parse_overrides
+from rlhf.recipe import load, parse_overrides
+from rlhf.recipe.folders import default_root, guide_of
+from rlhf.recipe.published import Figure
+from rlhf.recipe.stages import POLICIES
 from rlhf.terminal import wording
 from tests.helpers import RECIPE, SMALL, beside, not_none, noted, rlhf, run_stages, small, task_of
 from tests.records import summary_of
@@ -119,7 +122,7 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
     out = ("--out", tmp_path)
     _, stdout, err = command("report", "--hw", "h100", *out)
     first, *others = err.splitlines()
-    folder = recipe.default_root() / "h100-mistral-7b/v1"
+    folder = default_root() / "h100-mistral-7b/v1"
     about = "v1 has the H100 guide's own settings: --guide"
     assert first == f"recipe: {folder.with_name('v2')} (draft; {about})"
     assert not stdout
@@ -134,10 +137,10 @@ def test_the_version_that_hw_takes_is_said_once_on_stderr_where_there_are_severa
 
 
 def test_the_version_that_keeps_a_guide_s_settings(command):
-    root = recipe.default_root()
+    root = default_root()
     for hw, folder in (("4090", "4090-llama2-7b/v1"), ("h100", "h100-mistral-7b/v1")):
         assert Choice(hw, guide=True).directory_of_recipe() == root / folder
-        assert recipe.guide_of(root / folder) == recipe.guide_of(Choice(hw).directory_of_recipe())
+        assert guide_of(root / folder) == guide_of(Choice(hw).directory_of_recipe())
     code, _, err = command("reproduce", "--hw", "cpu", "--guide")
     assert code == 2 and f"--guide: {root / 'cpu-tiny'} follows no published guide" in err
     code, _, err = command("plan", "--guide", "--recipe", root / "4090-llama2-7b/v2")
@@ -640,9 +643,7 @@ def test_ranges_in_words(low, high, text):
 def test_targets_are_measured_against_their_range():
     from rlhf.run.comparisons import comparison
 
-    target = recipe.Figure(
-        name="KL", stage="ppo", metric="kl_per_token", range=(0.05, 0.3), unit="nats/token", source="here"
-    )
+    target = Figure(name="KL", stage="ppo", metric="kl_per_token", range=(0.05, 0.3), unit="nats/token", source="here")
     verdicts = [comparison(target, {"kl_per_token": value}).outcome.word for value in (0.04, 0.05, 0.2, 0.3, 0.31)]
     assert verdicts == ["missed", "met", "met", "met", "missed"]
     assert (

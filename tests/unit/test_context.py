@@ -15,8 +15,9 @@ from rlhf.new.content import initial_content
 from rlhf.new.make import card_of
 from rlhf.new.model import describe, read_model
 from rlhf.new.options import NewOptions
-from rlhf.recipe import Architecture, shape
+from rlhf.recipe import shape
 from rlhf.recipe.context import context_length
+from rlhf.recipe.schema_model import Architecture
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 from tests import models

@@ -13,7 +13,7 @@ from rlhf import recipe
 from rlhf.plan import padding, projection, weights
 from rlhf.plan.phases import PredictedPhase, PredictedStage, PredictionError, Work
 from rlhf.plan.weights import NF4_BYTES, Form, bytes_of_product
-from rlhf.recipe import Ppo
+from rlhf.recipe.schema_online import Ppo
 from rlhf.rollout.library_decoding import WINDOW_BY_DEVICE
 
 RECIPES = ROOT / "recipes"

@@ -14,7 +14,9 @@ from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import children, distributed, exhaustion, launching, meeting
 from rlhf.process.task import task_of
-from rlhf.recipe import Sft
+from rlhf.recipe.chain import differences
+from rlhf.recipe.schema import Sft
+from rlhf.recipe.stages import STAGES
 from rlhf.stages.supervised.row_order import LengthBuckets, ShardedBatches
 from tests.helpers import RECIPE, small
 
@@ -57,10 +59,10 @@ def test_what_cannot_be_divided_is_refused():
 
 def test_the_number_of_processes_decides_nothing():
     one, two = small().recipe, small(hardware__count=2, hardware__engine="fsdp").recipe
-    for stage in recipe.STAGES:
+    for stage in STAGES:
         assert recipe.deciding_settings(one, stage) == recipe.deciding_settings(two, stage)
     alone = {"pretrain", "evaluate", "merge"}
-    assert [two.processes(stage) for stage in recipe.STAGES] == [1 if s in alone else 2 for s in recipe.STAGES]
+    assert [two.processes(stage) for stage in STAGES] == [1 if s in alone else 2 for s in STAGES]
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(64, 64), (61, 60)])
@@ -131,7 +133,7 @@ def test_the_recipe_for_two_processes_is_the_one_for_one():
     one, two = (
         recipe.load(RECIPES / name / "v1").recipe.model_dump(mode="json") for name in ("cpu-tiny", "2xcpu-tiny")
     )
-    keys = recipe.differences(one, two)
+    keys = differences(one, two)
     assert keys == ["description", *(f"hardware.{key}" for key in ("count", "name")), "status"]
     assert recipe.resolve("2xcpu", RECIPES) == RECIPES / "2xcpu-tiny/v1"
 

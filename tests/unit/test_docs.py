@@ -25,6 +25,9 @@ from bench.memory import budgets
 from rlhf import cli, recipe
 from rlhf.errors import UserError
 from rlhf.recipe import plain_yaml, schema_model
+from rlhf.recipe.names import SharedRole
+from rlhf.recipe.schema import Merge
+from rlhf.recipe.stages import STAGES
 from rlhf.recipe.strict import Section
 from tests.makefile import takes
 
@@ -352,7 +355,7 @@ def test_a_key_without_its_row_is_named(rows, fault):
 
 
 def test_a_new_row_of_name_and_meaning_is_completed():
-    rows = "\n".join(f"| `{key}` | old \\| \\| meaning |" for key in recipe.Merge.model_fields)
+    rows = "\n".join(f"| `{key}` | old \\| \\| meaning |" for key in Merge.model_fields)
     written = docs_tables.written(f"<!-- keys merge -->\n{rows}\n<!-- /keys merge -->\n")
     assert "| `base` | `full`, `dequantized` | full | old \\| \\| meaning |" in written
     assert docs_tables.written(written) == written
@@ -462,8 +465,8 @@ def test_the_words_of_this_project_are_in_the_glossary():
 
 def test_the_stages_and_roles_of_the_glossary_are_those_of_the_code():
     meanings = {row[0]: row[1] for row in glossary()}
-    assert meanings["stage"].partition(": ")[2].split(", ") == list(recipe.STAGES)
-    assert set(re.findall(r"\w+", meanings["role"])) >= set(get_args(recipe.SharedRole))
+    assert meanings["stage"].partition(": ")[2].split(", ") == list(STAGES)
+    assert set(re.findall(r"\w+", meanings["role"])) >= set(get_args(SharedRole))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -14,7 +14,9 @@ from rlhf.plan.phases import PredictedPhase, PredictedStage, Work
 from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.plan.strategies import divisors
 from rlhf.process.cuda import CONTEXT_BYTES
-from rlhf.recipe import TRAINING_STAGES, PinnedRecipe, Ppo, stage_name
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.schema_online import Ppo
+from rlhf.recipe.stages import TRAINING_STAGES, stage_name
 from tests.helpers import RECIPE, content_of, rlhf
 from tests.unit.plans import SFT, Known, global_batch, phase
 

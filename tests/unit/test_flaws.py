@@ -16,7 +16,7 @@ from rlhf.data.quality.flaws import FLAWS, nearly_identical
 from rlhf.data.quality.report import QualityReport
 from rlhf.data.quality.template_marks import templated
 from rlhf.data.rows import LEFT_OUT, Document, Example, Message, PreferencePair
-from rlhf.recipe import Flaw
+from rlhf.recipe.schema_data import Flaw
 from tests.unit.published_templates import BY_BRACKETS, PUBLISHED
 from tests.unit.rows import pair_of_one_turn
 

@@ -20,8 +20,9 @@ from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.models import gguf, loading, wheels
 from rlhf.new.model import read_model
-from rlhf.recipe import BaseSpec, Model, Tokenizer
-from rlhf.recipe.schema_model import PackageFile
+from rlhf.recipe.base import BaseSpec
+from rlhf.recipe.schema_model import Model, PackageFile, Tokenizer
+from rlhf.recipe.small import random_weights_changes
 
 writer = pytest.importorskip("gguf")
 WIDTH, INNER, HEADS, LAYERS = 64, 96, 4, 1
@@ -313,7 +314,7 @@ def test_what_is_wrong_with_a_package_is_said_in_one_line(packaged, monkeypatch)
 def test_a_recipe_with_a_package_takes_other_weights_and_needs_what_it_pins():
     folder = Path("recipes/cpu-smollm2-sums/v1")
     loaded = recipes.load(folder)
-    other = recipes.load(folder, recipes.random_weights_changes(loaded.recipe, 10, "hh")).recipe.model
+    other = recipes.load(folder, random_weights_changes(loaded.recipe, 10, "hh")).recipe.model
     assert (other.source, other.files, other.sha256) == ("random", None, None)
     for changes, message in (
         ({"model.sha256": None}, "source: package needs files and sha256"),

@@ -57,6 +57,7 @@ from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.plan.projection import decoding_step_bytes
+from rlhf.recipe.schema_online import Ppo
 from rlhf.rollout.decoding import Sampling
 from tests.decoding_models import adapted
 from tests.helpers import called, noted, wait_until
@@ -673,7 +674,7 @@ def test_a_step_of_16_bits_reads_the_bytes_that_are_projected_for_it(merged):
     changes |= {"lora.r": 4, "lora.target_modules": "all-linear", "ppo.response_length": 8}
     loaded = recipes.load(ROOT / "recipes/h100-mistral-7b/v2", changes).recipe
     size = {"batch_size": 2, "rollout_batch_size": 2, "rollout_weights": "merged" if merged else "adapter"}
-    loaded = loaded.model_copy(update={"ppo": loaded.options(recipes.Ppo).model_copy(update=size)})
+    loaded = loaded.model_copy(update={"ppo": loaded.options(Ppo).model_copy(update=size)})
     read = decoding.bytes_per_step(shared, Sampling(8, 8, 1.0, 2, merged=merged), 8 + 8 / 2)
     assert read == decoding_step_bytes(loaded, "ppo", 8)
 

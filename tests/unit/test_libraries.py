@@ -48,8 +48,9 @@ def test_a_notice_of_bitsandbytes_is_not_printed(tmp_path, first):
 
 
 def test_a_check_for_a_gpu_prints_no_notice_of_a_library():
-    code = "from rlhf import recipe\nfrom rlhf.errors import UserError\nfrom rlhf.stages import runner\n"
-    code += "try: runner.check_device(recipe.load(recipe.resolve('4090', recipe.default_root())))\n"
+    code = "from rlhf import recipe\nfrom rlhf.recipe.folders import default_root\nfrom rlhf.errors import UserError\n"
+    code += "from rlhf.stages import runner\n"
+    code += "try: runner.check_device(recipe.load(recipe.resolve('4090', default_root())))\n"
     code += "except UserError: pass"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and "kernels" not in done.stderr, done.stderr

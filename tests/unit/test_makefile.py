@@ -19,7 +19,7 @@ import pytest
 from bin import install
 from rlhf import __version__, recipe
 from rlhf.cli import cli
-from rlhf.recipe import STAGES
+from rlhf.recipe.stages import STAGES
 from rlhf.terminal import make_words
 from tests.arguments import fault
 from tests.makefile import ANYWHERE, known, takes

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf import cli, recipe
 from rlhf.cli import next_steps
-from rlhf.recipe import STAGES
+from rlhf.recipe.stages import STAGES
 from rlhf.run.named import named_run
 from rlhf.terminal import make_words
 from rlhf.terminal.make_words import in_make_words

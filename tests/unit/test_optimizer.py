@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.models.optimizer import new_optimizer, page_states
-from rlhf.recipe import Ppo
 from rlhf.recipe.choices import Optimizer
+from rlhf.recipe.schema_online import Ppo
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainedParameters, TrainState
 from rlhf.stages.supervised.training import _RunCallback

@@ -8,6 +8,7 @@ import pytest
 
 from rlhf import recipe
 from rlhf.errors import OptionError
+from rlhf.recipe.folders import check_directory, default_root, root_for_new
 from rlhf.run import provenance
 from tests.helpers import RECIPE
 
@@ -20,14 +21,14 @@ def own(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLHF_RECIPES", raising=False)
     copytree(RECIPE, "recipes/cpu-tiny/v1")
-    return copytree(RECIPE, recipe.root_for_new() / "24gb-mine/v1")
+    return copytree(RECIPE, root_for_new() / "24gb-mine/v1")
 
 
 def test_new_recipes_are_written_beside_those_of_the_project(own, monkeypatch):
     assert own == Path("my-recipes/24gb-mine/v1")
-    assert recipe.available(recipe.default_root()) == [Path("recipes/cpu-tiny/v1")]
+    assert recipe.available(default_root()) == [Path("recipes/cpu-tiny/v1")]
     monkeypatch.setenv("RLHF_RECIPES", "elsewhere")
-    assert recipe.root_for_new() == Path("elsewhere")
+    assert root_for_new() == Path("elsewhere")
 
 
 def test_git_and_the_image_leave_them_out():
@@ -54,4 +55,4 @@ def test_a_misspelt_folder_is_answered_with_ones_own_recipes_too(own):
     with pytest.raises(
         OptionError, match=r"--recipe recipes/24gb-mine/v1: no recipe\.yaml there; nearest: my-recipes/24"
     ):
-        recipe.check_directory(Path("recipes/24gb-mine/v1"), Path("recipes"))
+        check_directory(Path("recipes/24gb-mine/v1"), Path("recipes"))

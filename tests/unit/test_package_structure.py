@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import peakmem
-from rlhf.recipe import STAGE_TABLE, TRAINING_STAGES
+from rlhf.recipe.stages import STAGE_TABLE, TRAINING_STAGES
 from tests.conftest import LONGEST
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,8 @@ from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.data.tokenize import DialogueTokenizer, words
 from rlhf.errors import UserError
-from rlhf.recipe import Dialogues, GroupOptions, Grpo, Ppo, Rm, Sft
+from rlhf.recipe.schema import Dialogues, Rm, Sft
+from rlhf.recipe.schema_online import GroupOptions, Grpo, Ppo
 from rlhf.run.directory import StageRun
 from tests.helpers import noted
 

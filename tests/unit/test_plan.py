@@ -25,9 +25,11 @@ from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.process.memory import Free
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.chain import differences
 from rlhf.recipe.choices import StrategyName
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.published import Figure
+from rlhf.recipe.small import random_weights_changes
 from rlhf.recipe.strict import with_overrides
 from tests.helpers import RECIPE, grouped, noted, rlhf
 from tests.unit.plans import SFT, Known, global_batch, phase, planned, planned_stage, sft_recipe
@@ -61,7 +63,7 @@ SIZES = {
 def write_recipe(folder: Path, name: str, vocab: int = 2000, **changes) -> Path:
     """The CPU recipe at small sizes with random weights, as a recipe of its own."""
     base = recipe.load(RECIPE, {"model.architecture.vocab_size": vocab}).recipe
-    overrides = recipe.random_weights_changes(base, 40, "hh") | SIZES
+    overrides = random_weights_changes(base, 40, "hh") | SIZES
     overrides |= {key.replace("__", "."): value for key, value in changes.items()}
     content = with_overrides(yaml.load((RECIPE / "recipe.yaml").read_text(), Yaml), overrides)
     target = folder / name / "v1"
@@ -199,7 +201,7 @@ def test_what_fits_to_the_byte_fits(predictor, narrow):
 def test_the_published_range_of_a_peak_is_read():
     loaded = sft_recipe()
     rows = [
-        recipe.Figure(name=n, stage="sft", metric="peak_vram_gb", range=r, unit="GB", source="x")
+        Figure(name=n, stage="sft", metric="peak_vram_gb", range=r, unit="GB", source="x")
         for n, r in (("a", (0.5, 1.5)), ("b", (None, 2.0)))
     ]
     made = plan.make_plan(Known(SFT), loaded._replace(figures=tuple(rows)), ("sft",))
@@ -390,7 +392,7 @@ def test_a_stage_that_does_not_fit_is_refused_before_it_loads(command, predictor
         assert ("another result" in match[2]) == any(k.startswith(("model.quant", "sft.max_l")) for k in keys)
         changed = recipe.load(narrow, recipe.parse_overrides(keys))
         names = sorted(key.partition("=")[0] for key in keys)
-        assert recipe.differences(before.recipe.model_dump(), changed.recipe.model_dump()) == names
+        assert differences(before.recipe.model_dump(), changed.recipe.model_dump()) == names
         assert global_batch(changed, "sft") == global_batch(before, "sft")
     assert not [*tmp_path.rglob("sft/*")]
     assert not list(tmp_path.iterdir())

@@ -13,6 +13,8 @@ from rlhf.plan import padding, plan, projection
 from rlhf.plan.own_rows import Rows
 from rlhf.plan.phases import PredictedStage
 from rlhf.plan.rehearsal import short_runs
+from rlhf.recipe.schema import Dpo, Sft
+from rlhf.recipe.schema_online import Ppo
 from tests.helpers import RECIPE
 from tests.unit.plans import SFT, Known, phase, planned, planned_stage, sft_recipe
 
@@ -127,7 +129,7 @@ def test_sft_and_dpo_sample_before_and_after():
     weights = 4 * (3 * (4 * 128 * 128 + 3 * 128 * 384) + 3 * 8 * (4 * 256 + 3 * 512) + 800 * 128)
     row = 4 * 2 * 3 * 128 * 25
     dpo, sft = (projection.stage_work(loaded.recipe, s, PredictedStage(phase(0), phases)) for s in ("dpo", "sft"))
-    rows = 2 * 8 * loaded.recipe.options(recipe.Dpo).max_length  # tokens; those of 16 samples have 30 each
+    rows = 2 * 8 * loaded.recipe.options(Dpo).max_length  # tokens; those of 16 samples have 30 each
     share = rows / (rows + 16 * (20 + 10))
     assert dpo and dpo.flops == pytest.approx((100 - 20 - 30) * (share * 64 / 8 + (1 - share) * 80 / 16) + 20 * 80 / 16)
     assert dpo.decoded_bytes == 2 * 5 * 9 * (weights + 16 * row)
@@ -388,8 +390,8 @@ def test_a_short_run_of_real_lengths_takes_all_of_its_rows():
     """Batches have rows of similar length, so that a few of many would be shorter or longer than the stage's."""
     loaded = recipe.load(RECIPE)
     changed = loaded.with_changes(short_runs.few_steps(loaded.recipe, 4, "hh", supervised_steps=6)).recipe
-    sft = changed.options(recipe.Sft)
-    assert (sft.max_steps, changed.options(recipe.Ppo).steps) == (6, 4)
+    sft = changed.options(Sft)
+    assert (sft.max_steps, changed.options(Ppo).steps) == (6, 4)
     assert sft.max_samples == 6 * sft.per_device_train_batch_size * sft.gradient_accumulation_steps
     assert short_runs.few_steps(loaded.recipe, 4, "longest")["sft.max_samples"] is None, "rows are alike"
 

@@ -14,9 +14,11 @@ from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.evaluation import reproduce
 from rlhf.recipe import StageName, published, totals
+from rlhf.recipe.chain import differences
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.published import Figure, verdict_of
 from rlhf.recipe.shared import BLOCK
+from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.recipe.totals import Spent
 from rlhf.run import records
 from rlhf.run.records import Comparison
@@ -343,7 +345,7 @@ SFT_BATCH = {"sft.per_device_train_batch_size", f"sft.{GRADIENT_ACCUMULATION}"}
 def test_a_variant_of_the_guides_recipe_differs_from_it_in_one_thing(name, differs):
     """So that what a comparison shows has one cause. The cards say the same."""
     guide, variant = (recipe.load(ROOT / "recipes" / which).recipe for which in ("h100-mistral-7b/v1", name))
-    found = recipe.differences(guide.model_dump(), variant.model_dump())
+    found = differences(guide.model_dump(), variant.model_dump())
     assert set(found) == differs | LABELS
 
 
@@ -359,7 +361,7 @@ def test_the_fast_version_takes_the_optimizer_steps_of_the_one_that_was_measured
     """Only keys of speed differ, and the rows of a step do not."""
     folder = ROOT / "recipes/h100-mistral-7b"
     measured, fast = (recipe.load(folder / version).recipe for version in ("v2", "v4"))
-    assert set(recipe.differences(measured.model_dump(), fast.model_dump())) == SPEED | LABELS
+    assert set(differences(measured.model_dump(), fast.model_dump())) == SPEED | LABELS
     for stage in ("sft", "rm", "dpo"):
         before, now = (loaded.dialogues()[stage] for loaded in (measured, fast))
         rows = [o.per_device_train_batch_size * o.gradient_accumulation_steps for o in (before, now)]
@@ -375,7 +377,7 @@ def test_a_recipe_for_a_gpu_states_what_decides_its_outcome(directory):
     content = read_yaml(directory / "recipe.yaml")
     if BLOCK in content:
         return
-    for stage in content.keys() & {*recipe.TRAINING_STAGES}:
+    for stage in content.keys() & {*TRAINING_STAGES}:
         assert {"weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"} <= content[stage].keys()
     if "ppo" in content:
         assert {"norm_responses", "vf_coef"} <= content["ppo"].keys()

@@ -19,8 +19,12 @@ from rlhf.data.worlds import lengths
 from rlhf.errors import UserError
 from rlhf.models import loading
 from rlhf.models.loading import load_base, load_tokenizer
-from rlhf.recipe import Dpo, PinnedRecipe, Ppo, Rm
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.chain import differences
 from rlhf.recipe.choices import LengthsShape
+from rlhf.recipe.schema import Dpo, Rm
+from rlhf.recipe.schema_online import Ppo
+from rlhf.recipe.small import random_weights_changes
 from rlhf.run.directory import StageRun
 from tests.helpers import RECIPE, SMALL, run_stages
 
@@ -39,7 +43,7 @@ SHAPE = {f"model.architecture.{key}": value for key, value in ARCHITECTURE.items
 def random_recipe(shape: LengthsShape = "hh", pairs: int = 30, seed: int | None = None, **changes) -> PinnedRecipe:
     """The CPU recipe with random weights; `changes` name keys with double underscores."""
     base = recipe.load(RECIPE, SMALL | SHAPE).recipe
-    overrides = SMALL | SHAPE | recipe.random_weights_changes(base, pairs, shape)
+    overrides = SMALL | SHAPE | random_weights_changes(base, pairs, shape)
     return recipe.load(RECIPE, overrides | {key.replace("__", "."): value for key, value in changes.items()}, seed)
 
 
@@ -417,7 +421,7 @@ def test_random_weights_mark_the_run_modified():
 def test_every_recipe_can_have_random_weights(directory):
     """And keeps everything that decides memory and speed."""
     loaded, before = Choice(directory=directory, weights="random").load(), recipe.load(directory)
-    changed = recipe.differences(before.recipe.model_dump(mode="json"), loaded.recipe.model_dump(mode="json"))
+    changed = differences(before.recipe.model_dump(mode="json"), loaded.recipe.model_dump(mode="json"))
     kept = {"pretrain", "model.source", "model.architecture.vocab_size", "data.source", "data.lengths"}
     kept |= {
         "model.revision",
@@ -452,7 +456,7 @@ def test_random_weights_need_an_architecture():
     loaded = recipe.load(RECIPE)
     without = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"architecture": None})})
     with pytest.raises(UserError, match=r"random weights need model.architecture"):
-        recipe.random_weights_changes(without, 10, "hh")
+        random_weights_changes(without, 10, "hh")
 
 
 def test_a_new_bfloat16_base_keeps_its_rotary_frequencies_in_float32():

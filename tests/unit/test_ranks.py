@@ -24,7 +24,9 @@ from rlhf.plan.phases import (
 )
 from rlhf.plan.plan import RankTraffic, StageTime
 from rlhf.plan.predict import Predictor
-from rlhf.recipe import PinnedRecipe, Ppo, Sft
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.schema import Sft
+from rlhf.recipe.schema_online import Ppo
 from tests.helpers import noted
 from tests.unit.plans import planned, planned_stage
 

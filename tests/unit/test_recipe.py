@@ -12,9 +12,14 @@ from rlhf import recipe
 from rlhf.data.tokenize import train
 from rlhf.errors import UserError
 from rlhf.plan.predict import predicted_stages
-from rlhf.recipe import Ppo, Sft, plain_yaml, strict
+from rlhf.recipe import plain_yaml, strict
+from rlhf.recipe.chain import changed_settings, differences, stages_before
+from rlhf.recipe.folders import no_section
 from rlhf.recipe.plain_yaml import Yaml
+from rlhf.recipe.schema import Sft
 from rlhf.recipe.schema_model import SMALLEST_TRAINED
+from rlhf.recipe.schema_online import Ppo
+from rlhf.recipe.small import random_weights_changes
 from tests.helpers import GROUP, RECIPE, rlhf
 
 ROOT = Path(__file__).parents[2] / "recipes"
@@ -320,7 +325,7 @@ def test_a_value_that_two_overrides_give_is_refused(items):
 def test_further_changes_win_over_what_they_overlap_and_can_be_given_on_a_command_line():
     """The benchmark changes a recipe further that its user changed already, and passes everything on with --set."""
     loaded = recipe.load(CPU, {"tokenizer.vocab_size": 700, "pretrain.max_steps": 7, "seed": 5})
-    changed = loaded.with_changes(recipe.random_weights_changes(loaded.recipe, 8, "hh"))
+    changed = loaded.with_changes(random_weights_changes(loaded.recipe, 8, "hh"))
     assert (changed.recipe.tokenizer.source, changed.recipe.tokenizer.vocab_size) == ("words", 700)
     assert changed.recipe.pretrain is None and changed.recipe.seed == 5
     again = changed.with_changes({"tokenizer.vocab_size": 900, "model.architecture.vocab_size": 900})
@@ -333,14 +338,14 @@ def test_further_changes_win_over_what_they_overlap_and_can_be_given_on_a_comman
 def test_the_memory_of_the_card_makes_no_other_run():
     made: dict[str, Any] = recipe.deciding_settings(recipe.load(CPU).recipe, "sft")
     other = recipe.load(CPU, {"hardware.memory_gb": 24.0, "sft.max_samples": 8}).recipe
-    assert recipe.changed_settings(made, other, "sft") == ["sft.max_samples"]
+    assert changed_settings(made, other, "sft") == ["sft.max_samples"]
     assert made["hardware"]["memory_gb"] is None, "reports read it"
 
 
 def test_another_seed_is_no_modification_but_another_run():
     loaded = recipe.load(CPU, seed=5)
     assert (loaded.recipe.seed, loaded.modified) == (5, False)
-    assert recipe.differences(
+    assert differences(
         recipe.deciding_settings(loaded.recipe, "sft"), recipe.deciding_settings(recipe.load(CPU).recipe, "sft")
     ) == ["seed"]
 
@@ -435,16 +440,14 @@ def test_keys_that_affect_rounding_alone_decide_nothing():
     changed = recipe.deciding_settings(
         recipe.load(CPU, {"lora.layers": "upper_half", "hardware.trunk": "lean"}).recipe, "ppo"
     )
-    assert recipe.differences(settings, changed) == ["lora.layers"]
+    assert differences(settings, changed) == ["lora.layers"]
 
 
 def test_only_settings_that_decide_a_stage_count_for_it():
     base = recipe.load(CPU).recipe
     other = recipe.load(CPU, {"ppo.kl_coef": 0.9}).recipe
     assert recipe.deciding_settings(base, "sft") == recipe.deciding_settings(other, "sft")
-    assert recipe.differences(recipe.deciding_settings(base, "ppo"), recipe.deciding_settings(other, "ppo")) == [
-        "ppo.kl_coef"
-    ]
+    assert differences(recipe.deciding_settings(base, "ppo"), recipe.deciding_settings(other, "ppo")) == ["ppo.kl_coef"]
     changed_parent = recipe.load(CPU, {"sft.learning_rate": 0.5}).recipe
     assert recipe.deciding_settings(base, "ppo") != recipe.deciding_settings(changed_parent, "ppo")
 
@@ -581,7 +584,7 @@ WITHOUT = {"rm": None, "ppo": None, "dpo": None, "merge": None}
 def test_a_recipe_has_the_stages_whose_sections_it_has():
     loaded = recipe.load(CPU, WITHOUT).recipe
     assert [*loaded.sections()] == ["pretrain", "sft", "evaluate"]
-    assert recipe.parents(loaded, "evaluate") == recipe.stages_before(loaded, "evaluate") == ["pretrain", "sft"]
+    assert recipe.parents(loaded, "evaluate") == stages_before(loaded, "evaluate") == ["pretrain", "sft"]
     assert (loaded.policies(), loaded.rollout_stage()) == ([], None)
     assert {key.partition(".")[0] for key in loaded.lengths()} == {"pretrain", "sft", "evaluate"}
     assert "rm" not in recipe.deciding_settings(loaded, "evaluate")
@@ -606,7 +609,7 @@ def test_a_section_that_another_needs_is_named(absent, message):
 
 @pytest.mark.parametrize(("stage", "page"), [("rm", "docs/recipes.md"), ("grpo", "docs/groups.md")])
 def test_an_absent_stage_is_refused_with_a_few_recipes_that_have_it(stage, page):
-    message = recipe.no_section(stage, recipe.load(CPU, WITHOUT))
+    message = no_section(stage, recipe.load(CPU, WITHOUT))
     assert message.startswith(f"{stage}: {CPU} has no such stage; add a section {stage} ({page}), or use --recipe ")
     having = [folder for folder in recipe.available(CPU.parents[1]) if recipe.load(folder).recipe.section(stage)]
     assert len(having) > 3 and message.count(" or /") == 3

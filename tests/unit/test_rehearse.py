@@ -18,8 +18,9 @@ from rlhf.data.parsing import kind_of
 from rlhf.files import write_json
 from rlhf.process import children
 from rlhf.process.task import Task
-from rlhf.recipe import PinnedRecipe, Recipe, differences
+from rlhf.recipe import PinnedRecipe, Recipe
 from rlhf.recipe import rehearsal as rehearse_content
+from rlhf.recipe.chain import differences
 from rlhf.recipe.choices import RowKind
 from rlhf.stages import rehearsal as rehearse
 from tests.helpers import noted, rlhf, task_of

@@ -18,6 +18,7 @@ from rlhf.errors import UserError
 from rlhf.evaluation import reproduce
 from rlhf.files import sha256
 from rlhf.plan import prediction_file
+from rlhf.recipe.pinned import content_hash
 from rlhf.run import reader
 from rlhf.run.evidence import gains_over_start
 from rlhf.run.outcomes import Reproduction
@@ -50,7 +51,7 @@ def test_the_defaults_of_released_recipes_never_change():
     """A key that comes or goes changes hashes too, unless it is null: pin them anew if every outcome is as it was."""
     loaded = [recipe.load(directory) for directory in RELEASED]
     values = {f"{one.name}/{one.version}": one.recipe.model_dump(mode="json", exclude_none=True) for one in loaded}
-    assert {name: recipe.content_hash(value)[:16] for name, value in values.items()} == RESOLVED
+    assert {name: content_hash(value)[:16] for name, value in values.items()} == RESOLVED
 
 
 # Hashes of the released recipes' targets: they were set before the record, and are not moved after it.

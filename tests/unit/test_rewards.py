@@ -15,7 +15,8 @@ from rlhf.data.corpus import Split
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
-from rlhf.recipe import GroupOptions, stage_name
+from rlhf.recipe.schema_online import GroupOptions
+from rlhf.recipe.stages import stage_name
 from rlhf.stages.evaluate import _reward_fn, _reward_functions
 from rlhf.stages.online import named_rewards
 from rlhf.stages.online import reward_functions as rewards

@@ -20,6 +20,8 @@ from rlhf.files import JsonObject, read_json, sha256, write_json
 from rlhf.observe.watch import LiveChecks
 from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
+from rlhf.recipe.chain import comparable
+from rlhf.recipe.published import Figure
 from rlhf.run import other_settings, provenance, reader, records
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import StageRun
@@ -844,10 +846,10 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
 )
 def test_figures_of_a_recipe_are_left_out_where_it_was_changed(stage, key, kept):
     """Otherwise own data would be judged by what the toy world's targets ask for."""
-    figure = recipe.Figure(name="KL", stage=stage, metric="kl_per_token", range=(0.05, 0.3), unit="nats", source="here")
+    figure = Figure(name="KL", stage=stage, metric="kl_per_token", range=(0.05, 0.3), unit="nats", source="here")
     own = recipe.load(RECIPE).recipe
-    assert recipe.comparable(figure, own, [])
-    assert recipe.comparable(figure, own, ["evaluate.batch_size", key] if stage == "ppo" else [key]) == kept
+    assert comparable(figure, own, [])
+    assert comparable(figure, own, ["evaluate.batch_size", key] if stage == "ppo" else [key]) == kept
 
 
 def test_a_run_on_own_data_is_compared_with_no_target(tmp_path):

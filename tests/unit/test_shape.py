@@ -7,9 +7,10 @@ import pytest
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.recipe import shape
+from rlhf.recipe.folders import default_root
 from tests.helpers import rlhf
 
-FOLDER = recipe.default_root() / "4090-llama2-7b" / "v2"
+FOLDER = default_root() / "4090-llama2-7b" / "v2"
 
 
 def of_folder(tmp_path, **config):

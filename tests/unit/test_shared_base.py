@@ -9,7 +9,7 @@ from rlhf.models.adapters import new_adapter, reward_from_sft, trainable_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import adapter_weights
-from rlhf.recipe import Role, SharedRole
+from rlhf.recipe.names import Role, SharedRole
 from rlhf.run.directory import StageRun
 from tests.helpers import gradient, noted, small
 

@@ -7,7 +7,9 @@ import yaml
 
 from rlhf import recipe
 from rlhf.errors import UserError
+from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.plain_yaml import read_yaml
+from rlhf.recipe.schema import Sft
 from rlhf.recipe.shared import BLOCK, spread
 from tests.helpers import one_line_of, rlhf
 
@@ -37,7 +39,7 @@ def test_sections_that_lack_a_key_have_the_block_s(tmp_path):
         dpo={"warmup_ratio": "away"},
     )
     loaded, own = recipe.load(folder).recipe, recipe.load(CPU).recipe
-    sft = loaded.options(recipe.Sft)
+    sft = loaded.options(Sft)
     assert sft.learning_rate == 0.25 and sft.warmup_ratio == 0.5
     assert loaded.ppo and loaded.ppo.learning_rate == 0.25
     assert loaded.dpo and own.dpo and loaded.dpo.warmup_ratio == 0.5
@@ -47,7 +49,7 @@ def test_sections_that_lack_a_key_have_the_block_s(tmp_path):
 
 def test_a_change_of_a_section_comes_before_the_block(tmp_path):
     folder = written(tmp_path, {"warmup_ratio": 0.5}, sft={"warmup_ratio": "away"})
-    assert recipe.load(folder, {"sft.warmup_ratio": 0.25}).recipe.options(recipe.Sft).warmup_ratio == 0.25
+    assert recipe.load(folder, {"sft.warmup_ratio": 0.25}).recipe.options(Sft).warmup_ratio == 0.25
     with pytest.raises(UserError, match=r"unknown key 'training"):
         recipe.load(folder, {"training.warmup_ratio": 0.25})
 
@@ -73,7 +75,7 @@ def test_recipes_that_are_not_frozen_are_short_and_read_in_full(folder, monkeypa
     code, out, _ = rlhf(monkeypatch, capsys, "recipes", "--show", folder)
     values = yaml.safe_load(out)
     assert code == 0 and BLOCK not in values
-    assert recipe.content_hash(values) == recipe.content_hash(recipe.load(folder).recipe.model_dump(mode="json"))
+    assert content_hash(values) == content_hash(recipe.load(folder).recipe.model_dump(mode="json"))
 
 
 def test_without_a_block_a_recipe_stays_as_it_is():

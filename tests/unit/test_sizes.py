@@ -7,7 +7,8 @@ import pytest
 from bench.memory import chart, sizes
 from rlhf import recipe
 from rlhf.plan.predict import Predictor, card_needed_bytes
-from rlhf.recipe import Ppo, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.schema_online import Ppo
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.recipe import STAGE_TABLE, STAGES, TRAINING_STAGES
-from rlhf.recipe.stages import EVALUATE, MERGE
+from rlhf.recipe.stages import EVALUATE, MERGE, STAGE_TABLE, STAGES, TRAINING_STAGES
 
 PACKAGE = Path(__file__).parents[2] / "rlhf"
 # Names that are also those of a phase or a YAML tag cannot be told from them.

@@ -4,7 +4,7 @@ import pytest
 
 from rlhf import recipe
 from rlhf.plan import strategies
-from rlhf.recipe import TRAINING_STAGES
+from rlhf.recipe.stages import TRAINING_STAGES
 from tests.helpers import RECIPE
 from tests.unit.plans import global_batch
 

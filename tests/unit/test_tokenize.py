@@ -12,7 +12,7 @@ from rlhf.data import tokenize
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
-from rlhf.recipe import Tokenizer as RecipeTokenizer
+from rlhf.recipe.schema_model import Tokenizer as RecipeTokenizer
 
 TEXTS = ["\n\nHuman: What is the capital of France?\n\nAssistant: The capital is Paris."] * 20
 PROMPT = (Message("user", "What is the capital of France?"),)

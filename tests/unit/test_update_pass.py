@@ -17,7 +17,7 @@ from rlhf.plan.rehearsal import decoding_step
 from rlhf.plan.rehearsal.device import META, arguments
 from rlhf.plan.rehearsal.short_runs import rehearsal_changes
 from rlhf.plan.rehearsal.update_pass import update_passes
-from rlhf.recipe import Ppo
+from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import captured
 from rlhf.stages.online.role_passes import ScoreNorm

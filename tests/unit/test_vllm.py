@@ -24,6 +24,7 @@ from rlhf.errors import UserError
 from rlhf.models.architecture import parameter_count
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
+from rlhf.recipe.schema_online import Ppo
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
 from rlhf.rollout.vllm_command import start_command
@@ -146,7 +147,7 @@ def test_a_server_of_something_else_is_refused_in_the_first_step(fake, trained, 
 
 def test_the_command_has_what_the_recipe_needs():
     loaded = recipe.load(RECIPE.parents[1] / "4090-qwen3-8b/v1")
-    options = loaded.recipe.options(recipe.Ppo)
+    options = loaded.recipe.options(Ppo)
     words = start_command(loaded.recipe, options, "Qwen/Qwen3-8B").split()
     given = dict(itertools.pairwise(words))
     assert given["--dtype"] == "bfloat16" and given["--host"] == "127.0.0.1"
@@ -156,11 +157,11 @@ def test_the_command_has_what_the_recipe_needs():
     assert 16.4e9 / 25.7e9 < float(given["--gpu-memory-utilization"]) < 0.92
     tiny = small(ppo__vllm_url="http://127.0.0.1:8123").recipe
     assert "CPU" not in " ".join(words)
-    words = start_command(tiny, tiny.options(recipe.Ppo), "folder/of a base").split()
+    words = start_command(tiny, tiny.options(Ppo), "folder/of a base").split()
     given = dict(itertools.pairwise(words))
     assert "VLLM_CPU_KVCACHE_SPACE=1" in words
     assert given["--port"] == "8123" and given["--dtype"] == "float32" and "'folder/of" in words
-    together = tiny.options(recipe.Ppo).rollout_batch_size * tiny.options(recipe.Ppo).max_prompt_length
+    together = tiny.options(Ppo).rollout_batch_size * tiny.options(Ppo).max_prompt_length
     assert int(given["--max-num-batched-tokens"]) >= together, "the CPU build cannot split a prompt"
 
 
@@ -176,7 +177,7 @@ def test_sizes_of_a_base_are_those_of_its_weights(trained):
 @pytest.mark.parametrize(("noise", "refused"), [(1e-5, False), (0.05, True), (math.nan, True)])
 def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refused):
     loaded = small(ppo__vllm_url="http://x")
-    run, options = StageRun(trained, loaded, "ppo"), loaded.recipe.options(recipe.Ppo)
+    run, options = StageRun(trained, loaded, "ppo"), loaded.recipe.options(Ppo)
     sft = run.parents.require("sft")
     shared = SharedBase(
         load_base(run.base, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",)

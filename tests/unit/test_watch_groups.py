@@ -11,7 +11,8 @@ import pytest
 from rlhf import recipe
 from rlhf.observe import advice, checks, watch
 from rlhf.observe.history import FEW, History
-from rlhf.recipe import STAGE_TABLE, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.stages import GROUPS, STAGE_TABLE
 from tests.helpers import RECIPE, grouped, small
 
 ROWS = 2 * FEW
@@ -163,7 +164,7 @@ AT_ONCE: dict[str, tuple[Row, Row]] = {  # rows that a check reports as soon as 
 def test_a_check_sees_something_from_its_number_of_rows_on(check):
     """With one row fewer, rows as bad as can be are not reported, and the check counts as unused."""
     stage = stages_of(check)[0]
-    recipe_ = grouped(stage, {}).recipe if stage in recipe.GROUPS else small(ppo__kl_estimator="k1").recipe
+    recipe_ = grouped(stage, {}).recipe if stage in GROUPS else small(ppo__kl_estimator="k1").recipe
     history = History(recipe_, stage)
     history.responses = ["again and again " * 20]
     for row in rows_until(*AT_ONCE[check.name], check.rows):

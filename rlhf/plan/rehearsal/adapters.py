@@ -9,7 +9,9 @@ from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.weights import SCORE_WEIGHT
 from rlhf.plan.rehearsal.device import META
-from rlhf.recipe import REWARD_MODELS, Rm, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.schema import Rm
+from rlhf.recipe.stages import REWARD_MODELS
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import member_folder
 from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY

@@ -28,7 +28,10 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.plan.rehearsal.adapters import write_adapters
 from rlhf.plan.rehearsal.device import META, arguments
 from rlhf.plan.rehearsal.short_runs import rehearsal_changes
-from rlhf.recipe import SFT, OnlineOptions, PinnedRecipe, Ppo, SharedRole
+from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.names import SharedRole
+from rlhf.recipe.schema_online import OnlineOptions, Ppo
+from rlhf.recipe.stages import SFT
 from rlhf.rollout.engine import ready
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.session import sampling_settings

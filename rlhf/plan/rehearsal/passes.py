@@ -20,7 +20,7 @@ from peakmem import Tracker, events, known_numbers
 from rlhf.data.batch import Rollout
 from rlhf.models.shared_base import SharedBase
 from rlhf.plan.phases import Event, Work
-from rlhf.recipe import Role, ScoreRole
+from rlhf.recipe.names import Role, ScoreRole
 from rlhf.stages.online.train_state import TrainState
 
 T = TypeVar("T")

@@ -15,19 +15,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.plan.phases import DEPTHS, MOST_REPEATS, REHEARSED_STEPS
-from rlhf.recipe import (
-    EVALUATE,
-    Architecture,
-    Changes,
-    Dialogues,
-    GroupOptions,
-    OnlineOptions,
-    PinnedRecipe,
-    Recipe,
-    StageName,
-)
+from rlhf.recipe import Changes, PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.model_types import TESTED
+from rlhf.recipe.pinned import content_hash
+from rlhf.recipe.schema import Dialogues
+from rlhf.recipe.schema_model import Architecture
+from rlhf.recipe.schema_online import GroupOptions, OnlineOptions
+from rlhf.recipe.small import few_steps_changes, random_weights_changes
+from rlhf.recipe.stages import EVALUATE, stage_name
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import SUMMARY
 from rlhf.stages.runner import import_stage
@@ -138,7 +134,7 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape, supervised_steps:
     sampled = min(recipe.evaluate.max_samples, recipe.evaluate.batch_size)
     taken = supervised_steps or steps
     changes: Changes = {
-        **recipes.few_steps_changes(recipe, steps, taken),
+        **few_steps_changes(recipe, steps, taken),
         "data.heldout_fraction": 0.5,
         "data.validation_fraction": 0.25 if recipe.data.validation_fraction else None,
         "evaluate.max_samples": sampled,
@@ -154,7 +150,7 @@ def few_steps(recipe: Recipe, steps: int, shape: LengthsShape, supervised_steps:
     if most > MOST_ROWS:
         raise UserError(f"{most} rows in {taken} steps are more than any card holds: lower the batch sizes")
     # Half of the pairs are held out, and as many prompts as are decoded together must be among them.
-    return recipes.random_weights_changes(recipe, 3 * most, shape) | changes
+    return random_weights_changes(recipe, 3 * most, shape) | changes
 
 
 def _little_around(stage: StageName, options: OnlineOptions) -> Changes:
@@ -227,10 +223,10 @@ class ShortRuns(ABC, Generic[PeakT]):
         changed = loaded.with_changes(rehearsal_changes(loaded.recipe, self.layers))
         rm = changed.recipe.rm
         shape = changed.recipe.model_dump(mode="json", include={"model", "lora"}) | {"members": rm and rm.ensemble}
-        model_hash = recipes.content_hash(shape)
+        model_hash = content_hash(shape)
         folder = Path(self._folder.name) / model_hash[:12]
         policies = changed.recipe.policies() if stage == EVALUATE else []  # it measures all that are there
-        needed = dict.fromkeys((*recipes.parents(changed.recipe, recipes.stage_name(stage)), *policies))
+        needed = dict.fromkeys((*recipes.parents(changed.recipe, stage_name(stage)), *policies))
         owner = f"{changed.name} {changed.version} {model_hash}"
         missing = [name for name in needed if (name, owner) not in self._finished]
         if missing:

@@ -30,7 +30,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.losses import Stats
 from rlhf.process import distributed
 from rlhf.process.cuda import capturing
-from rlhf.recipe import OnlineOptions
+from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.terminal import message_of, say
 
 CAPTURES_BY_DEVICE = {"cpu": False, "cuda": True}

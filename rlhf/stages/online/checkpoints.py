@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, write_json
-from rlhf.recipe import MODEL_REWARD, OnlineOptions, Recipe, StageName
+from rlhf.recipe import Recipe, StageName
+from rlhf.recipe.schema_online import MODEL_REWARD, OnlineOptions
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import METRICS
 from rlhf.run.reader import read_lines

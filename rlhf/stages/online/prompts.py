@@ -6,7 +6,7 @@ import torch
 
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import DialogueTokenizer
-from rlhf.recipe import OnlineOptions
+from rlhf.recipe.schema_online import OnlineOptions
 
 
 class OnlinePrompts:

@@ -14,7 +14,8 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
-from rlhf.recipe import MODEL_REWARD, OnlineOptions, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.schema_online import MODEL_REWARD, OnlineOptions
 from rlhf.stages.online import reward_functions, reward_guest
 from rlhf.stages.online.reward_call import RewardFunction, json_messages
 from rlhf.terminal import excerpt

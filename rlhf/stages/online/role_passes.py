@@ -16,7 +16,8 @@ from rlhf.objectives.ensembles import disagreement
 from rlhf.objectives.importance import ImportanceWeights, importance_weights
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions, Ppo, SharedRole
+from rlhf.recipe.names import SharedRole
+from rlhf.recipe.schema_online import OnlineOptions, Ppo
 
 # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r), 0 after the end of a response
 TokenFn = Callable[[Rollout, Tensor], Tensor]

@@ -22,7 +22,9 @@ from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import RM, OnlineOptions, Role, SharedRole
+from rlhf.recipe.names import Role, SharedRole
+from rlhf.recipe.schema_online import OnlineOptions
+from rlhf.recipe.stages import RM
 from rlhf.rollout import vllm
 from rlhf.rollout.decoding import Sampling, ValueFn
 from rlhf.rollout.engine import sample

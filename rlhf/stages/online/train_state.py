@@ -21,7 +21,8 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives.kl import adapt
 from rlhf.process import distributed
-from rlhf.recipe import OnlineOptions, StageName
+from rlhf.recipe import StageName
+from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_step, require_usable
 from rlhf.run.directory import StageRun

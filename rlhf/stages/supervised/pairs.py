@@ -7,7 +7,7 @@ from rlhf.data.corpus import Split
 from rlhf.data.pairs import EncodedPair, encode_pairs
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import DialogueTokenizer
-from rlhf.recipe import Dpo, Rm
+from rlhf.recipe.schema import Dpo, Rm
 from rlhf.run.directory import StageRun
 
 

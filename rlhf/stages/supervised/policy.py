@@ -15,7 +15,7 @@ from rlhf.models.adapters import new_adapter, trainable_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe import Role, SharedRole
+from rlhf.recipe.names import Role, SharedRole
 from rlhf.recipe.stages import FEW_SAMPLES
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun

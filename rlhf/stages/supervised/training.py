@@ -19,7 +19,7 @@ from rlhf.models import weights as stored
 from rlhf.models.optimizer import page_states
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe import Dialogues, Optimization
+from rlhf.recipe.schema import Dialogues, Optimization
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import require_usable, with_resume_advice
 from rlhf.run.directory import StageRun
