@@ -33,7 +33,6 @@ LEAN: Changes = {"hardware.trunk": "lean"}
 FORMS: dict[str, Changes] = {
     "ours": {},
     "ours, lean trunk": LEAN,
-    "ours, lean trunk, adapters in the upper half": LEAN | {"lora.layers": "upper_half"},
 }
 
 

@@ -56,7 +56,6 @@ class Rollout:
     ended: Tensor  # (B,) bool: the response ends with EOS
     logprobs: Tensor | None = None  # (B, R) float32, of each response token when it was sampled
     values: Tensor | None = None  # (B, R), of a value function at the hidden state from which each token was sampled
-    lower_states: Tensor | None = None  # (B, T, H), those that go into the first layer with an adapter
     prompt_numbers: Tensor | None = None  # (B,) int64, if neighbouring rows may share the computation of their prompt
     places: Places | None = None  # of its rows where they are joined, if the host shall not read it from the lengths
 
@@ -121,12 +120,6 @@ class Rollout:
         held = torch.isin(self.tokens, torch.tensor(others, device=self.ids.device)) & self.mask
         return {"other_eos_rate": held.any(1).float().mean().item()}
 
-    def with_lower_states(self, states: Tensor) -> "Rollout":
-        """Return the batch with these `lower_states`, and what the host knows of its rows."""
-        result = replace(self, lower_states=states)
-        vars(result)["lengths"] = self.lengths  # else the host would wait for the states
-        return result
-
     def rows(self, index: Tensor) -> "Rollout":
         """Return some rows of the batch, no wider than the longest of them."""
         lengths = self.lengths.of_rows(index.tolist())
@@ -140,7 +133,6 @@ class Rollout:
             ended=self.ended[index],
             logprobs=None if self.logprobs is None else self.logprobs[index, :longest],
             values=None if self.values is None else self.values[index, :longest],
-            lower_states=None if self.lower_states is None else self.lower_states[index, :width],
             prompt_numbers=None if self.prompt_numbers is None else self.prompt_numbers[index],
         )
         vars(part)["lengths"] = lengths  # the cached property
@@ -157,7 +149,6 @@ class Rollout:
             ids=F.pad(self.ids, (0, more)),
             logprobs=None if self.logprobs is None else F.pad(self.logprobs, (0, slots_more)),
             values=None if self.values is None else F.pad(self.values, (0, slots_more)),
-            lower_states=None if self.lower_states is None else F.pad(self.lower_states, (0, 0, 0, more)),
             places=places,
         )
         vars(padded)["lengths"] = self.lengths._replace(response=[slots] * len(self.ids))
@@ -210,7 +201,7 @@ def collate(
 
 
 def joined(first: Rollout, second: Rollout) -> Rollout:
-    """Concatenate the rows of two rollouts, without `lower_states` and what only one of them has."""
+    """Concatenate the rows of two rollouts, without what only one of them has."""
     a, b = first.prompt_numbers, second.prompt_numbers
     return Rollout(
         ids=_stacked(first.ids, second.ids),

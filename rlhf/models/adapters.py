@@ -31,19 +31,14 @@ EXPERT_LAYERS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 def lora_config(lora: Lora, base: PreTrainedModel, task_type: str) -> LoraConfig:
     """Return peft's configuration of a recipe's adapter on a base.
 
-    Raises UserError for a target that names no module of the base, and for layers that it does not have.
+    Raises UserError for a target that names no module of the base.
     """
-    try:
-        layers = lora.layer_numbers(base.config.num_hidden_layers)
-    except ValueError as error:
-        raise UserError(str(error)) from None
     return LoraConfig(
         task_type=task_type,
         r=lora.r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
-        target_modules=_targets(base, lora.target_modules, named=layers is not None),
-        layers_to_transform=layers,
+        target_modules=_targets(base, lora.target_modules),
     )
 
 
@@ -55,8 +50,8 @@ def new_adapter(base: PreTrainedModel, lora: Lora) -> PeftModel:
     return without_input_casts(get_peft_model(base, lora_config(lora, base, "CAUSAL_LM")))
 
 
-def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"], named: bool) -> list[str] | str:
-    """Return the target modules of a base, for peft; `named`: as names of modules in any case.
+def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear"]) -> list[str] | str:
+    """Return the target modules of a base, for peft.
 
     Experts that share one tensor stay frozen: peft would give them adapters of another form wherever a target has the
     name of an expert's layer. `all-linear` then leaves those names out. Raises UserError for a target that does not
@@ -68,7 +63,7 @@ def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear
     if experts:
         linear = [name for name in linear if name not in EXPERT_LAYERS]
     if isinstance(targets, str):  # all-linear
-        return linear if named or experts else targets
+        return linear if experts else targets
     for target in targets:
         if experts and target.rpartition(".")[2] in EXPERT_LAYERS:
             raise UserError(

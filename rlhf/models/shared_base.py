@@ -212,20 +212,18 @@ class SharedBase:
 
     def scores(self, rollout: Rollout, role: ScoreRole = "reward") -> Tensor:
         """Return a reward model's raw scores (B,) float32 of prompts with their responses."""
-        return self.scores_at(rollout.ids, rollout.last, rollout.lower_states, role)
+        return self.scores_at(rollout.ids, rollout.last, role)
 
     @torch.no_grad()
-    def scores_at(
-        self, ids: Tensor, last: Tensor, lower_states: Tensor | None = None, role: ScoreRole = "reward"
-    ) -> Tensor:
+    def scores_at(self, ids: Tensor, last: Tensor, role: ScoreRole = "reward") -> Tensor:
         """Return a reward model's raw scores (B,) float32 of right-padded sequences (B, T).
 
-        last: the position (B,) of the last real token, at which the head reads; lower_states: as in `Rollout`.
+        last: the position (B,) of the last real token, at which the head reads.
         """
         ids = ids.to(self.device)
         with self.roles.using(role):
             if self.lean_trunk is not None:
-                at_end = self.lean_trunk.last_hidden(self._active, ids, last, lower_states)
+                at_end = self.lean_trunk.last_hidden(self._active, ids, last)
             else:
                 at_end = self._hidden_at(ids, last.to(self.device)[:, None]).squeeze(1)
         scores: Tensor = self.score_heads[role](at_end.float())

@@ -95,10 +95,8 @@ class Predictor:
         if loaded.recipe.hardware.device != "cuda" or stage is None:
             return None
         layers = _layers(loaded)
-        adapted = loaded.recipe.lora.layer_numbers(layers)
-        plain = 0 if adapted is None else layers - len(adapted)
         rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), DECODING_STEP, STEP_ANSWER)
-        return {role: _of_all_layers(n, layers - plain, plain) for role, n in rehearsed.roles.items()}
+        return {role: _of_all_layers(n, layers, 0) for role, n in rehearsed.roles.items()}
 
     def update_passes(self, loaded: PinnedRecipe) -> dict[str, dict[str, int]]:
         """Return the operations of a layer in the passes of an update, by trunk and by pass.

@@ -57,7 +57,7 @@ def adapted_layers(recipe: Recipe) -> Mapping[str, range]:
     """Return the numbers of the decoder layers in which each kind of linear layer has an adapter."""
     linear, targets, count = linear_layers(recipe), recipe.lora.target_modules, shape_of(recipe).num_hidden_layers
     names = linear if targets == "all-linear" else [name.split(".")[-1] for name in targets]
-    numbers = recipe.lora.layer_numbers(count) or range(count)
+    numbers = range(count)
     return dict.fromkeys(names, range(numbers[0], numbers[-1] + 1))
 
 

@@ -22,7 +22,6 @@ Width = Annotated[int, Field(gt=0, le=1_048_576)]  # of a layer
 Rank = Annotated[int, Field(gt=0, le=1_048_576)]  # of an adapter, and its lora_alpha
 Layers = Annotated[int, Field(gt=0, le=1_024)]
 Heads = Annotated[int, Field(gt=0, le=1_024)]  # of an attention layer
-LayerNumber = Annotated[int, Field(ge=0, le=1_024)]
 SEED_COUNT = 2**32  # what numpy takes
 Seed = Annotated[int, Field(ge=0, lt=SEED_COUNT)]
 

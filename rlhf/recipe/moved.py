@@ -8,7 +8,9 @@ import copy
 from typing import Any
 
 # Old dotted key -> new dotted key, or None where the setting is gone. A section stands for all of its keys.
-MOVED: dict[str, str | None] = {}
+MOVED: dict[str, str | None] = {
+    "lora.layers": None,
+}
 
 
 def is_moved(key: str) -> bool:

@@ -271,8 +271,6 @@ class Recipe(Section):
                 raise ValueError("model.attention: flash_attention_2 has kernels for CUDA only: use auto")
             if self.model.dtype != "bfloat16":
                 raise ValueError("model.attention: flash_attention_2 needs model.dtype: bfloat16")
-        if shape:
-            self.lora.layer_numbers(shape.num_hidden_layers)
         if shape and self.lora.r > shape.hidden_size:
             raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
 

@@ -1,7 +1,6 @@
 """The keys of a recipe about the machine and the model: hardware, base, tokenizer and adapters."""
 
 import difflib
-import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -11,7 +10,6 @@ from rlhf.recipe.bounds import (
     Devices,
     Fraction,
     Heads,
-    LayerNumber,
     Layers,
     Name,
     Positive,
@@ -247,23 +245,6 @@ class Lora(Section):
     lora_alpha: Rank
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM, DPO and KTO; PPO trains the policy it samples
     target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
-    # layers with adapters; [8, 16]: from number 8, counted from 0, up to but without number 16
-    layers: Literal["all", "upper_half", "upper_third"] | Annotated[tuple[LayerNumber, LayerNumber], AsTuple] = "all"
-
-    def layer_numbers(self, count: int) -> list[int] | None:
-        """Return the numbers of the layers that have adapters, of a model with `count` layers; None for all.
-
-        A half or a third is rounded up. Raises ValueError for a range that the model does not have.
-        """
-        if self.layers == "all":
-            return None
-        if isinstance(self.layers, str):
-            divisor = {"upper_half": 2, "upper_third": 3}[self.layers]
-            return list(range(count - math.ceil(count / divisor), count))
-        first, end = self.layers
-        if not first < end <= count:
-            raise ValueError(f"lora.layers: [{first}, {end}] is not a range of layers of a model with {count}")
-        return list(range(first, end))
 
     @model_validator(mode="after")
     def _check_targets(self) -> Self:

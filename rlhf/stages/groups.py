@@ -169,7 +169,6 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     """Return responses to training prompts with their scores, raw and shaped."""
     options, tokenizer, shared = learner.options, session.tokenizer, session.shared
     assert session.reward_sum is not None
-    rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
     model_scores = disagreement = None
     if options.model_scores:
         model_scores, disagreement = role_passes.reward_scores(shared, rollout, options.score_rows)
@@ -213,8 +212,7 @@ def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, 
 def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     """Do steps 3 and 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
-    # computed only if joining replacements has dropped them
-    rollout = role_passes.with_lower_states(shared, scored.rollout, options.score_rows)
+    rollout = scored.rollout
     old_logp = role_passes.old_logprobs(shared, rollout, options)
     weights, over_cap = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp, kl = None, None

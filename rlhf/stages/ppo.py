@@ -128,8 +128,7 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     judged = None if judged is None or judged.all() else judged.to(shared.device)
     mask = rollout.mask if judged is None else rollout.mask & judged[:, None]
 
-    # 2 score. Layers below the first adapter give all roles the same states; the lean trunk computes these once.
-    rollout = role_passes.with_lower_states(shared, rollout, options.score_rows)
+    # 2 score
     old_logp, values = role_passes.old_logprobs_and_values(shared, rollout, options)
     weights, over_cap = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)

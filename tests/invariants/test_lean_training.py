@@ -34,14 +34,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def calls(monkeypatch) -> Counter[str]:
-    """How often the lean trunk computes each role and the layers below all adapters, and how often it decodes."""
+    """How often the lean trunk computes each role, and how often it decodes."""
     calls: Counter[str] = Counter()
-    hidden, responses, lower, run = (
-        LeanTrunk.hidden,
-        LeanTrunk.response_hidden,
-        LeanTrunk.lower_states,
-        TrunkDecoding.run,
-    )
+    hidden, responses, run = LeanTrunk.hidden, LeanTrunk.response_hidden, TrunkDecoding.run
 
     def counted(self: LeanTrunk, role: str, *arguments: Any) -> torch.Tensor:
         calls[role] += 1
@@ -51,17 +46,12 @@ def calls(monkeypatch) -> Counter[str]:
         calls[role] += self.packs or rollout.prompt_numbers is not None  # otherwise `hidden` is called
         return responses(self, role, rollout)
 
-    def counted_lower(self: LeanTrunk, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        calls["lower"] += 1
-        return lower(self, ids, last)
-
     def counted_run(self: TrunkDecoding, *arguments: Any) -> list[torch.Tensor]:
         calls["decoding"] += 1
         return run(self, *arguments)
 
     monkeypatch.setattr(LeanTrunk, "hidden", counted)
     monkeypatch.setattr(LeanTrunk, "response_hidden", counted_responses)
-    monkeypatch.setattr(LeanTrunk, "lower_states", counted_lower)
     monkeypatch.setattr(TrunkDecoding, "run", counted_run)
     return calls
 
@@ -131,20 +121,6 @@ def test_what_sft_logs_of_a_step_is_a_mean_over_its_tokens_however_it_is_divided
     for rows in (3, 1):
         for values, expected in zip(logged[rows], logged[4], strict=True):
             assert values == pytest.approx(expected, rel=1e-4)
-
-
-def test_layers_below_all_adapters_are_computed_once_for_policy_and_reference(trained, tmp_path, calls):
-    changes: dict[str, Any] = {"lora__layers": "upper_half", "dpo__max_steps": STEPS, "dpo__logging_steps": 1}
-    losses = {}
-    for trunk in ("library", "lean"):
-        beside(trained, tmp_path / trunk, "pretrain")
-        run_stages(small(hardware__trunk=trunk, **changes), tmp_path / trunk, "sft", "rm")
-        calls.clear()
-        run_stages(small(hardware__trunk=trunk, **changes), tmp_path / trunk, "dpo")
-        rows = read_lines(tmp_path / trunk / ROOT / "dpo" / "metrics.jsonl", MetricsLine)
-        losses[trunk] = [row.values["loss"] for row in rows if "loss" in row.values]
-    assert calls["lower"] == calls["default"] == calls["ref"] >= STEPS
-    assert losses["lean"] == pytest.approx(losses["library"], rel=1e-3)
 
 
 class Asked(NamedTuple):

@@ -116,15 +116,13 @@ def test_experts_stay_frozen(kind):
     """Where they share a tensor, peft gives them adapters of another form for a target with a layer's name."""
     keys = models.KINDS[kind] if kind in models.KINDS else OTHERS[kind]
     base = other(kind, **keys)
-    adapted = get_peft_model(
-        base, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=_targets(base, "all-linear", False))
-    )
+    adapted = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=_targets(base, "all-linear")))
     config: Any = adapted.peft_config["default"]
     assert not config.target_parameters
     names = [name for name, module in adapted.named_modules() if isinstance(module, LoraLayer)]
     assert names and all("self_attn" in name for name in names)
     with pytest.raises(UserError, match="gate_proj is also the name of an expert's layer"):
-        _targets(other(kind, **keys), ["o_proj", "gate_proj"], False)
+        _targets(other(kind, **keys), ["o_proj", "gate_proj"])
 
 
 def test_layers_that_differ_are_not_taken_for_the_first_ones():

@@ -94,20 +94,6 @@ def test_two_layers_tell_what_four_have(bf16):
         assert deeper[role].per_layer == bf16[role].per_layer
 
 
-def test_layers_without_adapters_are_counted_as_such():
-    """Of five layers the upper three have adapters; a step without any is the same in all of them."""
-    changes = {"lora__layers": "upper_half", "model__architecture__num_hidden_layers": 5}
-    loaded = load(BF16, **changes)
-    deeper = decoding_step.decoding_steps(loaded, layers=5)
-    with Predictor() as predictor:
-        predicted = predictor.decoding_step(loaded)
-    assert predicted is not None
-    for role in ROLES:
-        assert len(deeper[role].operations) == predicted[role].total
-    assert predicted["policy"].per_layer > predicted["base"].per_layer
-    assert {step.per_plain_layer for step in predicted.values()} == {predicted["base"].per_layer}
-
-
 def test_views_and_allocations_are_no_kernels(monkeypatch, bf16):
     draw = LibraryDecoding._draw
 

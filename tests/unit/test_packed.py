@@ -12,7 +12,6 @@ from rlhf.data.batch import Lengths, Rollout, collate
 from rlhf.models import flash
 from rlhf.models.lean import fused_linear, packed
 from rlhf.models.lean.trunk import LeanTrunk
-from rlhf.stages.supervised.forward import IGNORED, LabelStatistics
 from tests import kernels
 from tests.trunk_models import KINDS, distance, trunk_model
 
@@ -54,64 +53,26 @@ def computed(peft: Any, monkeypatch: pytest.MonkeyPatch, rows: Rollout, packs: b
         peft.zero_grad()
         (states * torch.randn(states.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
         with torch.no_grad():
-            last = lean.last_hidden("policy", rows.ids, rows.last, rows.lower_states)
+            last = lean.last_hidden("policy", rows.ids, rows.last)
     return [states.detach(), last, *(p.grad.clone() for p in peft.parameters() if p.grad is not None)]
 
 
 @pytest.mark.parametrize("responses", [RESPONSES, (1,) * len(NUMBERS)], ids=["long", "one"])
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
-@pytest.mark.parametrize(("kind", "layers"), [*((kind, None) for kind in KINDS), ("llama", [1])])
-def test_joined_rows_have_the_states_and_gradients_of_padded_ones(kind, layers, shared, responses, tokens, monkeypatch):
-    peft = trunk_model(kind, layers_to_transform=layers)
+@pytest.mark.parametrize("kind", KINDS)
+def test_joined_rows_have_the_states_and_gradients_of_padded_ones(kind, shared, responses, tokens, monkeypatch):
+    peft = trunk_model(kind)
     rows = rollout(torch.Generator().manual_seed(3), responses)
-    if layers:
-        rows = replace(rows, lower_states=LeanTrunk(peft.get_base_model()).lower_states(rows.ids))
     if shared:
         rows = replace(rows, prompt_numbers=torch.tensor(NUMBERS))
     padded = computed(peft, monkeypatch, rows, packs=False)
     tokens.clear()
     joined = computed(peft, monkeypatch, rows, packs=True)
-    assert len(padded) == len(joined) == 2 + 2 * 7 * (1 if layers else 2)
+    assert len(padded) == len(joined) == 2 + 2 * 7 * 2
     assert max(distance(a, b) for a, b in zip(joined, padded, strict=True)) < 4e-6
     prompts = sum(PROMPTS) if shared else sum(PROMPTS[number] for number in NUMBERS)
-    groups = 5 if layers else 4 + 5  # of linear layers in a pass; the last layer's queries are a group of their own
+    groups = 4 + 5  # of linear layers in a pass; the last layer's queries are a group of their own
     assert max(tokens[:groups]) == tokens[0] == prompts + sum(responses) - len(responses), "no padding is computed"
-
-
-@pytest.mark.parametrize("below", [1, 2])
-def test_layers_below_all_adapters_compute_no_padding_either(below, tokens, monkeypatch):
-    """Also where no layer has an adapter, so that the last one is among them."""
-    monkeypatch.setattr(LeanTrunk, "first_adapted_layer", below)
-    lean = LeanTrunk(trunk_model().get_base_model())
-    rows = rollout(torch.Generator().manual_seed(3))
-    padded = lean.lower_states(rows.ids)
-    tokens.clear()
-    joined = lean.lower_states(rows.ids, rows.last)
-    real = torch.arange(rows.ids.shape[1]) <= rows.last[:, None]
-    assert distance(joined[real], padded[real]) < 4e-6 and not joined[~real].any()
-    assert {*tokens} == {int(real.sum())}
-
-
-@pytest.mark.parametrize("pairs", [False, True])
-def test_a_trainer_joins_the_rows_of_layers_below_all_adapters(pairs, tokens, monkeypatch):
-    peft = trunk_model(layers_to_transform=[1])
-    peft.set_adapter("policy")
-    draw = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(1, 64, (n,), generator=draw).tolist() for n in PROMPTS[:2] * 2]
-    answers = [torch.randint(1, 64, (n,), generator=draw).tolist() for n in (3, 9, 1, 2)]
-    batch = collate(prompts, answers, 0, 1)
-    places = torch.arange(batch.ids.shape[1])
-    response = (places >= batch.prompt_length[:, None]) & (places <= batch.last[:, None])
-    found: list[Any] = []
-    for packs in (False, True):
-        monkeypatch.setitem(packed.PACKS_BY_DEVICE, "cpu", packs)
-        tokens.clear()
-        statistics = LabelStatistics(LeanTrunk(peft.get_base_model()), pairs)
-        labels = batch.ids.masked_fill(~response, IGNORED)
-        found.append(statistics(input_ids=batch.ids, labels=labels, fused_lm_head=True).log_probs)
-    padded, joined = found
-    assert distance(joined, padded) < 4e-6
-    assert tokens[0] == sum(map(len, prompts + answers)), "no padding is computed"
 
 
 def test_bfloat16_is_rounded_as_in_padded_rows(tokens, monkeypatch):

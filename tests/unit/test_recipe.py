@@ -133,17 +133,6 @@ def test_every_recipe_loads(directory):
             lambda c: (c["hardware"].update(trunk="lean"), c["model"]["architecture"].update(model_type="olmo2")),
             "hardware.trunk: lean supports the model types llama, mistral, qwen2, qwen3, not olmo2: use",
         ),
-        (lambda c: c["lora"].update(layers=[1, 9]), "lora.layers: [1, 9] is not a range of layers of a model with 3"),
-        (lambda c: c["lora"].update(layers=[2, 2]), "lora.layers: [2, 2] is not a range of layers"),
-        (
-            lambda c: c["lora"].update(layers="lower_half"),
-            "'upper_third', or a list of two numbers (docs/recipes.md explains it)",
-        ),
-        (
-            lambda c: c["lora"].update(layers=[0, 1, 2]),
-            "[0, 1, 2]: input should be 'all', 'upper_half' or 'upper_third', or a list of two numbers (docs",
-        ),
-        (lambda c: c["lora"].update(layers=[1]), "lora.layers = [1]: input should be 'all', 'upper_half' or"),
         (
             lambda c: c["tokenizer"].update(chat_template_kwargs={"a": None}),
             "tokenizer.chat_template_kwargs.a = null: input should be true or false, or a number, or text",
@@ -421,26 +410,12 @@ def test_a_recipe_that_is_wrong_stands_in_the_way_of_its_own_hardware_only(tmp_p
         recipe.resolve("unknown", tmp_path)
 
 
-def test_layers_with_adapters():
-    def numbers(layers: str | list[int], count: int) -> list[int] | None:
-        return recipe.load(CPU, {"lora.layers": layers}).recipe.lora.layer_numbers(count)
-
-    assert numbers("all", 6) is None
-    assert numbers("upper_half", 6) == [3, 4, 5]
-    assert numbers("upper_half", 3) == [1, 2]
-    assert numbers("upper_third", 6) == [4, 5]
-    assert numbers("upper_third", 4) == [2, 3]
-    assert numbers([1, 3], 6) == [1, 2]
-
-
 def test_keys_that_affect_rounding_alone_decide_nothing():
     settings = recipe.deciding_settings(recipe.load(CPU).recipe, "ppo")
     hardware = settings["hardware"]
     assert isinstance(hardware, dict) and hardware.keys() & {"count", "engine", "deterministic", "trunk"} == set()
-    changed = recipe.deciding_settings(
-        recipe.load(CPU, {"lora.layers": "upper_half", "hardware.trunk": "lean"}).recipe, "ppo"
-    )
-    assert differences(settings, changed) == ["lora.layers"]
+    changed = recipe.deciding_settings(recipe.load(CPU, {"lora.r": 4, "hardware.trunk": "lean"}).recipe, "ppo")
+    assert differences(settings, changed) == ["lora.r"]
 
 
 def test_only_settings_that_decide_a_stage_count_for_it():

@@ -2,10 +2,9 @@
 
 Policy, reference, reward model and critic differ only in their adapters. A layer consists of four products
 (fused_linear.py) and one attention. The last layer is computed at the positions that are asked for, with five products:
-one for the queries, and one for keys and values. Layers below the first adapter are the same for all roles: their
-result can be computed once and handed in (`LeanTrunk.lower_states`). layouts.py says which tokens attend to which:
-whole sequences, a prompt that is computed once for several responses, or one token at a time of each response while
-responses are sampled. On a card in 16 bits, rows are joined without their padding (packed.py).
+one for the queries, and one for keys and values. layouts.py says which tokens attend to which: whole sequences, a
+prompt that is computed once for several responses, or one token at a time of each response while responses are sampled.
+On a card in 16 bits, rows are joined without their padding (packed.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -114,44 +112,16 @@ class LeanTrunk:
         finally:
             self._linears[role] = before
 
-    @property
-    def first_adapted_layer(self) -> int:
-        """Return the number of the first layer that has an adapter, of any role; the number of layers without one."""
-        layers = self.decoder.layers
-        adapted = (n for n, layer in enumerate(layers) if any(isinstance(m, LoraLayer) for m in layer.modules()))
-        return next(adapted, len(layers))
-
-    @torch.no_grad()
-    def lower_states(self, ids: Tensor, last: Tensor | None = None) -> Tensor:
-        """Return the hidden states (B, T, H) that go into the first layer with an adapter, the same for all roles.
-
-        Those behind the positions `last` (B,) are not needed, if they are given.
-        """
-        check_length(self.base.config, ids.shape[1])
-        if last is not None and self.packs:
-            pieces = [piece._replace(selected=piece.end) for piece in whole_rows(last)]
-            layout = Packed(self._rotary(ids.shape[1]), places_of(ids.shape[1], pieces).to(ids.device))
-            joined = self._layers(self._embed(layout.join(ids)), "base", range(self.first_adapted_layer), layout)
-            lower = joined.new_zeros(ids.numel(), joined.shape[-1])
-            return lower.index_copy_(0, layout.tokens, joined.squeeze(0)).view(*ids.shape, -1)
-        states = self._padded(self._embed(ids))
-        padded = Sequences(self._rotary(states.shape[1]))
-        lower = self._layers(states, "base", range(self.first_adapted_layer), padded)
-        return lower[:, : ids.shape[1]]
-
-    def hidden(
-        self, role: str, ids: Tensor, positions: Tensor | None = None, lower_states: Tensor | None = None
-    ) -> Tensor:
+    def hidden(self, role: str, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return final-norm hidden states of a role, (B, T, H) or (B, R, H) at the `positions`.
 
-        Shapes: ids (B, T) int64, padded on the right; positions (B, R) int64; lower_states (B, T, H), the result of
-        that method for `ids`.
+        Shapes: ids (B, T) int64, padded on the right; positions (B, R) int64.
         """
         check_length(self.base.config, ids.shape[1])
-        states = self._padded(self._embed(ids) if lower_states is None else lower_states)
+        states = self._padded(self._embed(ids))
         selected = None if positions is None else self._padded(positions[..., None]).squeeze(-1)
         layout = Sequences(self._rotary(states.shape[1]), selected)
-        hidden = self._final_states(role, states, layout, lower_states is not None)
+        hidden = self._final_states(role, states, layout)
         return hidden[:, : (ids if positions is None else positions).shape[1]]
 
     def response_hidden(self, role: str, rollout: Rollout) -> Tensor:
@@ -164,30 +134,27 @@ class LeanTrunk:
             if places is None:
                 places = places_of(rollout.ids.shape[1], *pieces_of(rollout.lengths)).to(rollout.ids.device)
             *_, slots = places.numbers.split(places.counts)
-            joined = self._joined(role, rollout.ids, places, rollout.lower_states)
+            joined = self._joined(role, rollout.ids, places)
             return joined[slots.view(len(rollout.ids), -1)]
         numbers = rollout.prompt_numbers
         if numbers is None or not (numbers[1:] == numbers[:-1]).any():
-            return self.hidden(role, rollout.ids, rollout.predictors, rollout.lower_states)
+            return self.hidden(role, rollout.ids, rollout.predictors)
         check_length(self.base.config, rollout.ids.shape[1])
-        states = self._embed(rollout.ids) if rollout.lower_states is None else rollout.lower_states
+        states = self._embed(rollout.ids)
         layout = SharedPrompts(self._rotary(states.shape[1]), rollout, numbers, self._round_up)
-        joined = self._final_states(role, layout.join(states), layout, rollout.lower_states is not None)
-        return layout.responses(joined)
+        return layout.responses(self._final_states(role, layout.join(states), layout))
 
-    def last_hidden(self, role: str, ids: Tensor, last: Tensor, lower_states: Tensor | None = None) -> Tensor:
+    def last_hidden(self, role: str, ids: Tensor, last: Tensor) -> Tensor:
         """Return the final-norm hidden states (B, H) of ids (B, T) at the position `last` (B,) of each row."""
         if self.packs:
-            places = places_of(ids.shape[1], whole_rows(last)).to(ids.device)
-            return self._joined(role, ids, places, lower_states)
-        return self.hidden(role, ids, last.to(ids.device)[:, None], lower_states).squeeze(1)
+            return self._joined(role, ids, places_of(ids.shape[1], whole_rows(last)).to(ids.device))
+        return self.hidden(role, ids, last.to(ids.device)[:, None]).squeeze(1)
 
-    def _joined(self, role: str, ids: Tensor, places: Places, lower_states: Tensor | None) -> Tensor:
+    def _joined(self, role: str, ids: Tensor, places: Places) -> Tensor:
         """Return the final-norm hidden states (M, H) of the tokens of ids (B, T) that `places` selects."""
         check_length(self.base.config, ids.shape[1])
         layout = Packed(self._rotary(ids.shape[1]), places)
-        states = self._embed(layout.join(ids)) if lower_states is None else layout.join(lower_states)
-        return self._final_states(role, states, layout, lower_states is not None).squeeze(0)
+        return self._final_states(role, self._embed(layout.join(ids)), layout).squeeze(0)
 
     @property
     def packs(self) -> bool:
@@ -228,17 +195,17 @@ class LeanTrunk:
         check_length(self.base.config, ids.shape[1] + room)
         if not self.merges:
             joined = JoinedPrompts(self._rotary(ids.shape[1] + room), ids.shape[1], lengths, copies, room)
-            return self._final_states(role, self._embed(joined.join(ids)), joined, False).squeeze(0), joined
+            return self._final_states(role, self._embed(joined.join(ids)), joined).squeeze(0), joined
         states = self._padded(self._embed(ids))
         tables, on_cpu = self._rotary(states.shape[1] + room), torch.tensor(lengths, device=ids.device)
         layout = PrefillLayout(tables, on_cpu, states.shape[1], copies, room)
-        return self._final_states(role, states, layout, False).squeeze(1), layout
+        return self._final_states(role, states, layout).squeeze(1), layout
 
     @torch.no_grad()
     def decode(self, role: str, newest: Tensor, layout: DecodingLayout | GrowingRows) -> Tensor:
         """Return the hidden states (B, H) of the newest tokens (B, 1) of responses."""
         layout.next_token()
-        return self._final_states(role, self._embed(newest), layout, False).squeeze(1)
+        return self._final_states(role, self._embed(newest), layout).squeeze(1)
 
     def _round_up(self, count: int) -> int:
         return round_to_few_sizes(count) if self.rounds else count
@@ -260,20 +227,11 @@ class LeanTrunk:
         first, second = sin.chunk(2, -1)
         return cos, torch.cat([-first, second], -1)
 
-    def _final_states(self, role: str, states: Tensor, layout: Layout, from_lower: bool) -> Tensor:
-        """Return the final-norm hidden states at the positions that `layout` selects.
-
-        `states` (B, T, H) are embeddings, or with `from_lower` those that go into the first layer with an adapter.
-        """
-        start = self.first_adapted_layer if from_lower else 0
-        normed: Tensor = self.decoder.norm(self._layers(states, role, range(start, len(self.decoder.layers)), layout))
-        return normed
-
-    def _layers(self, x: Tensor, role: str, numbers: range, layout: Layout) -> Tensor:
+    def _final_states(self, role: str, x: Tensor, layout: Layout) -> Tensor:
+        """Return the final-norm hidden states at the positions that `layout` selects, from embeddings x (B, T, H)."""
         with torch.autocast(x.device.type, enabled=False):
-            for number in numbers:
+            for number, layer in enumerate(self.decoder.layers):
                 last = number == len(self.decoder.layers) - 1
-                layer = self.decoder.layers[number]
                 if torch.is_grad_enabled() and layer.training and getattr(layer, "gradient_checkpointing", False):
                     # Nothing in a layer is drawn at random. To keep the generators' states, each layer would wait for
                     # the card.
@@ -281,7 +239,8 @@ class LeanTrunk:
                     x = checkpoint(self._layer, *arguments, use_reentrant=False, preserve_rng_state=False)
                 else:
                     x = self._layer(number, role, x, layout, last)
-        return x
+        normed: Tensor = self.decoder.norm(x)
+        return normed
 
     def _layer(self, number: int, role: str, x: Tensor, layout: Layout, last: bool) -> Tensor:
         """Return the output of one layer for x (B, T, H); the last layer's at the positions that `layout` selects."""

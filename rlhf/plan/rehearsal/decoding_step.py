@@ -104,8 +104,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int | None = None) -> dict[str,
     Without `layers` there are LAYERS_OF_A_KIND with adapters, and as many without if not all have them. The rollout is
     that of the recipe's `rollout_stage`, which there must be.
     """
-    kinds = 1 if loaded.recipe.lora.layers == "all" else 2
-    layers = layers or kinds * LAYERS_OF_A_KIND
+    layers = layers or LAYERS_OF_A_KIND
     changed = loaded.with_changes(rehearsal_changes(loaded.recipe, layers))
     stage, options = next(iter(changed.recipe.online().items()))
     with tempfile.TemporaryDirectory(prefix="rlhf-plan-") as folder:
@@ -114,9 +113,7 @@ def decoding_steps(loaded: PinnedRecipe, layers: int | None = None) -> dict[str,
         with recorder:
             shared = rehearsed_roles(run, options, lean=changed.recipe.hardware.trunk == "lean")
             tokenizer = load_tokenizer(run.base)
-            numbers = changed.recipe.lora.layer_numbers(layers)
-            adapted = None if numbers is None else tuple(numbers)
-            return {role: DecodingStep(step(recorder, shared, role, tokenizer, options), adapted) for role in ROLES}
+            return {role: DecodingStep(step(recorder, shared, role, tokenizer, options)) for role in ROLES}
 
 
 def step(

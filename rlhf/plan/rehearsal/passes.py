@@ -9,7 +9,6 @@ was run, because the replay of the allocator gets the events of all.
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 from unittest import mock
 
@@ -160,14 +159,12 @@ def _states(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 def _scores(repeats: Repeats, run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def scores_at(
-        self: SharedBase, ids: Tensor, last: Tensor, lower_states: Tensor | None = None, role: ScoreRole = "reward"
-    ) -> Tensor:
+    def scores_at(self: SharedBase, ids: Tensor, last: Tensor, role: ScoreRole = "reward") -> Tensor:
         with self.roles.using(role):
             numbers = known_numbers(last) if last.is_meta else last
             ends = None if numbers is None else tuple(numbers.tolist())
-            key = ("score", role, self.base.training, ids.shape, ids.is_meta, lower_states is None, ends)
-            return repeats(key, lambda: run(self, ids, last, lower_states, role))
+            key = ("score", role, self.base.training, ids.shape, ids.is_meta, ends)
+            return repeats(key, lambda: run(self, ids, last, role))
 
     return scores_at
 
@@ -188,10 +185,10 @@ def _differing(repeats: Repeats, run: Callable[..., Iterator[Tensor]]) -> Callab
     """
 
     def micro_batches(self: TrainState, rollout: Rollout, mini_rows: Tensor) -> Iterator[Tensor]:
-        lengths, minibatch = replace(rollout, lower_states=None), object()
+        minibatch = object()
 
         def key(rows: Tensor) -> Hashable | None:
-            shape = _shape(lengths.rows(rows))
+            shape = _shape(rollout.rows(rows))
             return None if shape is None else ("update", minibatch, shape)
 
         return repeats.differing(run(self, rollout, mini_rows), key)
@@ -200,7 +197,7 @@ def _differing(repeats: Repeats, run: Callable[..., Iterator[Tensor]]) -> Callab
 
 
 def _shape(rollout: Rollout) -> Hashable:
-    """Return lengths and prompts of a rollout's rows, and whether it has lower states; None if they are not known."""
+    """Return lengths and prompts of a rollout's rows; None if they are not known."""
     parts = [rollout.prompt_length, rollout.response_length]
     if rollout.prompt_numbers is not None:
         parts.append(rollout.prompt_numbers)
@@ -210,4 +207,4 @@ def _shape(rollout: Rollout) -> Hashable:
     prompts, responses, *prompt_numbers = (numbers.tolist() for numbers in known)
     first: dict[int, int] = {}  # prompts in the order in which they come
     order = [first.setdefault(number, len(first)) for number in prompt_numbers[0]] if prompt_numbers else None
-    return tuple(prompts), tuple(responses), None if order is None else tuple(order), rollout.lower_states is None
+    return tuple(prompts), tuple(responses), None if order is None else tuple(order)

@@ -49,8 +49,6 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
     """
     architecture = recipe.model.architecture
     assert architecture
-    if recipe.lora.layers not in ("all", "upper_half"):  # of 2 and 4 layers, only a half grows with the depth
-        raise UserError("memory is predicted for lora.layers: all and upper_half only")
     _check_depth(recipe)
     changes = few_steps(recipe, REHEARSED_STEPS, "longest") | {
         "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,

@@ -45,7 +45,7 @@ def _per_layer(loaded: PinnedRecipe, trunk: Trunk, number: int) -> dict[str, int
 
 def _operations(loaded: PinnedRecipe, trunk: Trunk, layers: int, number: int) -> tuple[int, int]:
     """Return the operations of both passes of a model with some layers, all of which have adapters."""
-    changed = loaded.with_changes({**rehearsal_changes(loaded.recipe, layers), "lora.layers": "all"})
+    changed = loaded.with_changes(rehearsal_changes(loaded.recipe, layers))
     recipe = changed.recipe
     stage, options = next(iter(recipe.online().items()))
     with tempfile.TemporaryDirectory(prefix="rlhf-plan-") as folder, stand_in_of(recipe) as stand_in:

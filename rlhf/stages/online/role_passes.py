@@ -10,7 +10,6 @@ from torch import Tensor
 from rlhf.data.batch import Rollout, on_device
 from rlhf.errors import UserError
 from rlhf.evaluation.reward_model import check_scores
-from rlhf.models.precision import dtype_of
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.ensembles import disagreement
 from rlhf.objectives.importance import ImportanceWeights, importance_weights
@@ -99,25 +98,6 @@ def _logprobs_of_tokens(shared: SharedBase, options: OnlineOptions) -> TokenFn:
 
 def _values_of_tokens(shared: SharedBase) -> TokenFn:
     return lambda micro_batch, hidden: zero_pads(shared.values(hidden), micro_batch.mask)
-
-
-@torch.no_grad()
-def with_lower_states(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Rollout:
-    """Return a rollout with `lower_states`, which the passes of all roles and the update then share.
-
-    Return the rollout unchanged if it has them already, if the first layer has an adapter, or without a lean trunk.
-    Each rank computes its share of the rows, `rows_at_once` at a time.
-    """
-    if shared.lean_trunk is None or rollout.lower_states is not None or not shared.lean_trunk.first_adapted_layer:
-        return rollout
-    hidden_size, dtype = shared.base.config.hidden_size, dtype_of(shared.base)
-    lower = torch.zeros(*rollout.ids.shape, hidden_size, dtype=dtype, device=shared.device)
-    for rows in rollout.sharded_by_length(rows_at_once):
-        part = rollout.rows(rows)
-        states = shared.lean_trunk.lower_states(part.ids, part.last)
-        lower[on_device(rows, lower.device), : states.shape[1]] = states
-    distributed.all_sum(lower)
-    return rollout.with_lower_states(lower)
 
 
 class RewardScores(NamedTuple):

@@ -69,7 +69,6 @@ class LeanSteps:
                 block.enter_context(as_decoder(self.trunk))
             else:
                 block.enter_context(replaced_forwards({self.trunk.base: self.statistics}))
-                block.callback(self.statistics.forget)
             yield
 
 
@@ -110,11 +109,6 @@ class LabelStatistics:
     def __init__(self, trunk: LeanTrunk, pairs: bool):
         self.trunk, self.pairs = trunk, pairs
         self.mean_output = trunk.base.get_output_embeddings().weight.mean(0, dtype=torch.float32)  # (H,)
-        self._lower: tuple[Tensor, Tensor] | None = None  # ids and their lower states, until `forget`
-
-    def forget(self) -> None:
-        """Let go of the lower states, which DPO's policy and reference share."""
-        self._lower = None
 
     def __call__(
         self,
@@ -133,7 +127,7 @@ class LabelStatistics:
         if not fused_lm_head or labels is None or not (position_ids is inputs_embeds is shift_labels is None):
             raise ValueError("the lean trunk gives statistics of labels, and no logits")
         scored, role = labels[:, 1:] != IGNORED, _active_role(self.trunk)
-        rollout = self._with_lower_states(_rollout(input_ids, scored))
+        rollout = _rollout(input_ids, scored)
         order = torch.arange(len(labels), device=labels.device)
         if self.pairs:
             order = order.view(2, -1).t().flatten()
@@ -157,15 +151,6 @@ class LabelStatistics:
             is_top1=of_labels(likeliest),
             label_mask=scored,
         )
-
-    def _with_lower_states(self, rollout: Rollout) -> Rollout:
-        """Return rows with the states that go into the first layer with an adapter, unless that is the first of all."""
-        if not self.trunk.first_adapted_layer:
-            return rollout
-        if self._lower is None or self._lower[0] is not rollout.ids:
-            self.forget()
-            self._lower = rollout.ids, self.trunk.lower_states(rollout.ids, rollout.last)
-        return rollout.with_lower_states(self._lower[1])
 
 
 def _rollout(ids: Tensor, scored: Tensor) -> Rollout:
