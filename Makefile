@@ -47,9 +47,7 @@
 ##+ BENCH_ARGS   more arguments for a benchmark, for example "--steps 4 --shape longest" for `make bench`
 ##+ TEST_ARGS    more arguments for pytest, for example "-m 'not slow'"
 ##+ REV          commit, branch or tag for `make bench-against` [where the branch left main; on main the commit before]
-##+ CASES        number of malformed inputs that `make fuzz` tries [1050]
-##+ KILLS        number of times that `make fuzz` interrupts stages [119]
-##+ ONLY         policies that `make evaluate` compares, "ppo dpo"; one group or case of `make fuzz`, run_dirs:17
+##+ ONLY         policies that `make evaluate` compares, "ppo dpo"
 ##+ VRAM_CAP     limit on the memory used of a card, for example 24GB, to try what fits a smaller one
 ##+ GPU          which card to use, by its number in nvidia-smi or its UUID; several: 0,1 [the first; all for torchrun]
 ##+ IMAGE        an existing image, used instead of one built from this folder
@@ -66,7 +64,7 @@ IMAGE   ?= rlhf-one-gpu:$(version)
 PYTHON  ?= python3
 VENV    ?= .venv
 EXTRAS  ?= gpu math report serve tracking $(filter wandb trackio,$(REPORT_TO)) $(filter docs,$(MAKECMDGOALS)) \
-           $(if $(filter test test-% fuzz lint bench-micro bench-gpu bench-against,$(MAKECMDGOALS)),dev)
+           $(if $(filter test test-% lint bench-micro bench-gpu bench-against,$(MAKECMDGOALS)),dev)
 
 MAIN    := help-all setup recipes plan rehearse fetch data-check reward sft rm ppo grpo dpo all evaluate report chat
 TARGETS := $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' Makefile)
@@ -121,7 +119,6 @@ $(call give,bench-peer-real,$(recipe) DATA BENCH_ARGS)
 $(call give,bench-peer-supervised,$(recipe) BENCH_ARGS)
 $(call give,bench-gpu,BENCH_ARGS VRAM_CAP GPU)
 $(call give,bench-peer bench-micro budgets,BENCH_ARGS)
-$(call give,fuzz,SEED CASES KILLS ONLY)
 $(call give,test test-vllm test-studies,TEST_ARGS)
 $(call give,setup,$(recipe) RUN REPORT_TO)
 $(call give,image,$(images))
@@ -208,7 +205,6 @@ module.results-index := bench.results
 module.bench-peer-real := bench.peer --weights recipe
 module.bench-peer-supervised := bench.peer --weights random
 module.docs-tables := bench.docs_tables
-module.fuzz := tests.fuzz
 targets = awk -F ':.*\#\# ' -v only=' $(1) ' '/^\#\#@ / && !/Variables/ {group = "\n" substr($$0, 5) "\n"} \
           /^[a-z-]+:.*\#\# / && (only == "  " || index(only, " " $$1 " ")) \
           {printf "%s  %-22s %s\n", group, $$1, $$2; group = ""}' Makefile
@@ -295,9 +291,6 @@ test-vllm: setup ## sample with a real vLLM server, its CPU build, installed in 
 	@$(python) -m tests.vllm $(TEST_ARGS)
 test-studies: setup ## run the tests of studies/, which `make test` leaves out
 	@$(python) -m pytest studies/tests -q $(TEST_ARGS)
-fuzz: setup ## try malformed inputs and kills, generated from SEED; failures go to .fuzz (CASES= KILLS= ONLY=)
-	@$(call module,$@)
-	@$(if $(ONLY),,FUZZ_EXAMPLES=1000 $(python) -m pytest -q tests/fuzz/test_readers.py)
 lint: setup ## run ruff, mypy, hadolint and shellcheck
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 	@$(VENV)/bin/hadolint Dockerfile

@@ -21,7 +21,6 @@ from rlhf.plan import predict as predicting
 from rlhf.plan.predict import Predictor
 from rlhf.plan.rehearsal.seams import with_seams
 from rlhf.process.libraries import quiet_libraries
-from tests.arguments import fault
 from tests.helpers import VLLM, run_stages, small
 
 # Started in the background of a script, or by nohup, this process and all that tests start would ignore them.
@@ -47,20 +46,11 @@ LONGEST = (
     "test_new.py",
     "test_local_base.py",
     "test_two_sides.py",
-    "test_new_stage.py",
-    "test_fuzz.py",
     "test_wheel.py",
-    "test_howto.py",
     "test_stopped_stages.py",
     "test_checkpoint_choice.py",
     "test_start_at_base.py",
 )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """End at once where a file or a test that is named is not there."""
-    if (wrong := fault(config.args, config.invocation_params.dir)) is not None:
-        raise pytest.UsageError(wrong)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -54,31 +54,6 @@ KINDS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-# What the table in docs/own-model.md says of each type.
-FEATURES = {
-    "llama": "llama3 rope",
-    "mistral": "sliding window, wide heads",
-    "ministral": "sliding and full layers mixed",
-    "qwen2": "biases of q, k, v; tied embeddings",
-    "qwen3": "norms of q and k, yarn rope, wide heads",
-    "qwen3_moe": "experts (frozen; adapters in attention alone)",
-    "gemma3_text": "sliding and full layers with a rope each, scaled embeddings, 1 + weight norms",
-    "smollm3": "layers without rope, tied embeddings",
-    "olmo2": "norms behind attention and MLP",
-    "olmo3": "the same, sliding and full layers mixed",
-    "phi3": "one matrix for q, k, v and one for gate and up; half of a head rotated",
-    "granite": "multipliers of embedding, residual, attention and logits",
-}
-CHECKS = {  # what docs/own-model.md says that every type passes; the tests run over KINDS
-    "tokens": ("tests.invariants.test_model_types", "test_greedy_tokens_are_those_of_generate"),
-    "log-probabilities": (
-        "tests.invariants.test_model_types",
-        "test_log_probabilities_of_sampling_are_those_of_the_models_forward_pass",
-    ),
-    "gradients": ("tests.invariants.test_model_types", "test_training_sees_the_same_log_probabilities_and_gradients"),
-    "padding": ("tests.invariants.test_model_types", "test_padding_behind_a_row_changes_nothing"),
-    "stages": ("tests.e2e.test_chain_of_types", "test_every_stage_runs"),
-}
 # Types that are refused before anything is computed, with the reason that the message gives.
 REFUSED: dict[str, dict[str, str]] = {
     "gemma2": {"why": "caps its logits"},
@@ -91,13 +66,6 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-def table() -> str:
-    """Return the table of docs/own-model.md: every type, and what sets it apart."""
-    rows = [["`model_type`", "what sets it apart"], ["---", "---"]]
-    rows += [[f"`{kind}`", FEATURES[kind]] for kind in KINDS]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def architecture(kind: str, **changes: Any) -> dict[str, Any]:

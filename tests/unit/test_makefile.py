@@ -21,7 +21,6 @@ from rlhf import __version__, recipe
 from rlhf.cli import cli
 from rlhf.recipe.stages import STAGES
 from rlhf.terminal import make_words
-from tests.arguments import fault
 from tests.makefile import ANYWHERE, known, takes
 from tests.records import write_records
 
@@ -212,7 +211,7 @@ def test_a_target_is_a_command(target, typed, expected, tmp_path):
     assert words == wanted
 
 
-def test_benchmarks_and_the_fuzzer_are_modules():
+def test_benchmarks_are_modules():
     def words(*arguments: str) -> list[str]:
         return commands(*arguments, "RUNTIME=local", program=".venv/bin/python")[0][2:]
 
@@ -220,7 +219,6 @@ def test_benchmarks_and_the_fuzzer_are_modules():
     assert words("bench", *typed, "PRICE=2") == ["bench", "--hw", "4090", "--set", "a=1", "--price", "2", "--save"]
     assert words("bench-memory", *typed) == ["bench.memory", "measure", "--hw", "4090", "--set", "a=1", "--save"]
     assert words("bench-peer", "BENCH_ARGS=--save") == ["bench.peer", "--save"]
-    assert words("fuzz", "SEED=1", "ONLY=kills") == ["tests.fuzz", "--seed", "1", "--only", "kills"]
 
 
 def stand_in(venv: Path, rlhf: str) -> None:
@@ -333,7 +331,7 @@ def test_a_target_is_no_file_and_what_developers_need_is_installed_for_their_tar
     result = make("-n", target, "VENV=absent", *(["REPORT_TO=wandb none"] if tracked else []))
     assert result.returncode == 0 and "Nothing to be done" not in result.stdout, result.stderr
     found = [shlex.split(row) for row in result.stdout.splitlines() if re.match(r"(CPU=1 )?bin/setup ", row)]
-    developers = {"test", "test-image", "test-vllm", "test-studies", "fuzz", "lint", "bench-micro", "bench-gpu"}
+    developers = {"test", "test-image", "test-vllm", "test-studies", "lint", "bench-micro", "bench-gpu"}
     for_dev = target in developers | {"bench-against"}
     own = ["dev"] * for_dev + ["docs"] * (target == "docs")
     assert all(words[-1].split() == [*EXTRAS.split(), *tracked, *own] for words in found if words[-1] != "small")
@@ -624,25 +622,3 @@ def test_without_an_engine_the_way_out_is_named(tmp_path):
     (tmp_path / "docker").chmod(0o755)
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode and "docker does not answer" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        ("tests/unit/test_amuont.py", "tests/unit/test_amuont.py: no such file; did you mean test_amount.py?"),
-        ("nowhere/else.py", "nowhere/else.py: no such file"),
-        ("tests/unit/test_docs.py::test_evry_file", "tests/unit/test_docs.py: no test test_evry_file in it"),
-        ("tests/unit/test_makefile.py::test_what_tests_are_named[a::b]", None),
-        ("tests", None),
-    ],
-)
-def test_what_tests_are_named(argument, said):
-    """pytest-xdist answers a wrong path with `no tests ran`, also where others beside it are right."""
-    assert (fault(["tests/unit", argument], ROOT) or "").startswith(said or "") and bool(said) == bool(
-        fault([argument], ROOT)
-    )
-
-
-def test_the_tests_that_contributing_names_are_there():
-    named = re.findall(r"`((?:peakmem/|studies/)?tests/[\w/.]*)`", (ROOT / "CONTRIBUTING.md").read_text())
-    assert len(named) > 20 and fault(named, ROOT) is None

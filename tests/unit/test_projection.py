@@ -394,11 +394,3 @@ def test_a_short_run_of_real_lengths_takes_all_of_its_rows():
     assert (sft.max_steps, changed.options(Ppo).steps) == (6, 4)
     assert sft.max_samples == 6 * sft.per_device_train_batch_size * sft.gradient_accumulation_steps
     assert short_runs.few_steps(loaded.recipe, 4, "longest")["sft.max_samples"] is None, "rows are alike"
-
-
-def test_the_page_has_the_rates():
-    rates, page = projection.CALIBRATED, (ROOT / "docs/memory.md").read_text(encoding="utf-8")
-    for share in (rates.products, rates.memory):
-        assert f"{100 / share:.0f} % of the" in page
-    assert f"{rates.launch * 1e6:.0f} microseconds" in page
-    assert all(f" {seconds * 1e6:.0f} " in page for seconds in projection.HOST_LAUNCH.values())

@@ -9,7 +9,9 @@ import pytest
 
 from rlhf import recipe
 from rlhf.cli.summary_tables import summary_table, targets_table
+from rlhf.files import sha256
 from rlhf.recipe import PinnedRecipe, released
+from rlhf.recipe.pinned import content_hash
 from rlhf.report import overview, tables
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_manifest
@@ -18,6 +20,7 @@ from tests.helpers import RECIPE, rlhf
 from tests.records import manifest_of
 
 ROOT = Path(__file__).parents[2]
+RELEASED = [d for d in recipe.available(ROOT / "recipes") if recipe.load(d).recipe.status == "released"]
 COSTS: Costs = {
     "tokens_per_second": None,
     "phase_seconds": {},
@@ -112,3 +115,37 @@ def test_the_report_says_it_and_judges_no_target(edited, tmp_path):
     assert tables.changes(manifests["ppo"]) == f"the recipe's file, which {edited.status}"
     assert tables.changes(manifest_of()) == "nothing"
     assert tables.changes(manifest_of(overrides={"ppo.steps": 3})) == "ppo.steps=3"
+
+
+# Hashes of all values of the released recipes, those of keys that a file leaves out too.
+RESOLVED = {
+    "cpu-tiny/v1": "31800fa83ebbe01d",
+    "cpu-tiny/v2": "194079f38c690af9",
+    "cpu-tiny-groups/v1": "9e0cf78dae0a7b2c",
+    "cpu-tiny-sums/v1": "bdeb3be52ab61c1a",
+    "cpu-smollm2-sums/v1": "66e7c6093a7eee35",
+    "cpu-smollm2-chain-sum/v1": "9c0023c2fa9677e1",
+}
+
+
+def test_the_defaults_of_released_recipes_never_change():
+    """A key that comes or goes changes hashes too, unless it is null: pin them anew if every outcome is as it was."""
+    loaded = [recipe.load(directory) for directory in RELEASED]
+    values = {f"{one.name}/{one.version}": one.recipe.model_dump(mode="json", exclude_none=True) for one in loaded}
+    assert {name: content_hash(value)[:16] for name, value in values.items()} == RESOLVED
+
+
+# Hashes of the released recipes' targets: they were set before the record, and are not moved after it.
+TARGETS = {
+    "cpu-tiny/v1": "3a75f2b9ab7be481",
+    "cpu-tiny/v2": "bda85cb920d28a9c",
+    "cpu-tiny-groups/v1": "f2a2c283b20c53b7",
+    "cpu-tiny-sums/v1": "d526f9597a6e94b5",
+    "cpu-smollm2-sums/v1": "474ee0172f85934e",
+    "cpu-smollm2-chain-sum/v1": "59e923a5329642cd",
+}
+
+
+def test_the_targets_of_released_recipes_never_change():
+    files = {f"{d.parent.name}/{d.name}": d / "published.yaml" for d in RELEASED}
+    assert {name: sha256(file)[:16] for name, file in files.items()} == TARGETS

@@ -1,8 +1,6 @@
 """Reward functions: what each gives, how they are named, and what is refused in one line."""
 
-import ast
 import inspect
-import re
 import sys
 import time
 from dataclasses import replace
@@ -597,23 +595,3 @@ def test_lengths_are_of_words_or_of_tokens(own):
         rewards.find("length(most=4, unit='bytes')", "here")
     own("counts", "def tokens(completion_ids, **_): return [len(ids) for ids in completion_ids]\n")
     assert rewards.find("counts:tokens", "here")(["p", "p"], texts, [None, None], ids) == [4.0, 6.0]
-
-
-def strings_of_tests() -> set[str]:
-    """The texts in the code of the tests that name rewards."""
-    codes = [code for file in (ROOT / "tests").rglob("*.py") if "reward_func" in (code := file.read_text())]
-    nodes = (node for code in codes for node in ast.walk(ast.parse(code)))
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-
-
-def test_each_named_reward_has_a_row_in_the_docs_with_its_options_and_a_test():
-    """A reward that is added without them fails here, as a metric without an explanation does."""
-    section = (ROOT / "docs/rewards.md").read_text().split("## Named rewards")[1].split("\n## Try it")[0]
-    rows = set(re.findall(r"^\| `(\w+)[(`]", section, re.M))
-    assert rows == rewards.REGISTRY.keys(), "a row of docs/rewards.md for each row of REWARDS"
-    for name, kind in rewards.REGISTRY.items():
-        for option in inspect.signature(kind).parameters:
-            assert re.search(rf"[`(, ]{option}[`=]", section), f"docs/rewards.md: {name} has the option {option}"
-    texts = strings_of_tests()
-    untested = [name for name in rewards.REGISTRY if not any(re.match(rf"{name}(\(|$)", text) for text in texts)]
-    assert not untested, "no test names it"
