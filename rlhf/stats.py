@@ -199,23 +199,6 @@ def length_controlled_win_rate(outcomes: Sequence[float], length_differences: Se
     return Estimate(sigmoid(a), sigmoid(a - error), sigmoid(a + error))
 
 
-def krippendorff_alpha(units: Sequence[Sequence[Hashable]]) -> float | None:
-    """Return the agreement of raters beyond chance: 1 is perfect, 0 is chance (Krippendorff 2011, nominal data).
-
-    `units` holds the ratings of each rated thing; a thing with one rating does not count. α = 1 − D_o/D_e, with D_o the
-    observed and D_e the expected disagreement. Returns None if nothing was rated twice or all ratings have the same
-    value.
-    """
-    pairable = [list(unit) for unit in units if len(unit) > 1]
-    totals = Counter(value for unit in pairable for value in unit)
-    n = totals.total()
-    if len(totals) < 2:
-        return None
-    agreeing = sum(count * (count - 1) / (len(unit) - 1) for unit in pairable for count in Counter(unit).values())
-    expected = sum(count * (count - 1) for count in totals.values()) / (n - 1)
-    return 1 - (n - agreeing) / (n - expected)
-
-
 def best_of(scores: Sequence[float], values: Sequence[float], n: int) -> float:
     """Return the expected value of the answer with the highest of `n` scores, drawn from these without replacement.
 

@@ -1,4 +1,4 @@
-"""`rlhf data …`: commands that check, show and convert data files, and make pairs. Nothing here imports torch."""
+"""`rlhf data …`: commands that check, show and convert data files. Nothing here imports torch."""
 
 import functools
 import json
@@ -21,7 +21,6 @@ from rlhf.cli.options import (
     existing_files,
     refuse_inputs,
 )
-from rlhf.cli.rate import judge_options, judged
 from rlhf.data import convert, formats, show
 from rlhf.data.needs import stages_in_words
 from rlhf.data.prepare import Preparation
@@ -30,7 +29,7 @@ from rlhf.data.quality import flaws, spread
 from rlhf.data.quality.report import SEVERITIES, QualityReport
 from rlhf.data.rows import Row
 from rlhf.errors import UserError
-from rlhf.files import json_lines, write_output
+from rlhf.files import write_output
 from rlhf.recipe.choices import DataFormat, RatedPairs
 from rlhf.terminal import counted, say, screen
 from rlhf.terminal.make_words import in_make_words
@@ -95,7 +94,7 @@ def preparing(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group("data", cls=InOrderOfUse)
 def data_group() -> None:
-    """Check, show and convert data files, and make pairs of answers."""
+    """Check, show and convert data files."""
 
 
 @data_group.command("check", cls=StrictCommand)
@@ -298,52 +297,3 @@ def convert_data(
     for note in [*(pairing.in_words() for pairing in converted.pairings), *converted.rows.report.notes]:
         screen.OUT.print(note)
     screen.OUT.print(f"{converted.rows.report.summary()}; {counted(count, 'row')} written to {to}")
-
-
-@data_group.command("pairs", cls=StrictCommand)
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), callback=existing_files)
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Take only its answers. May be repeated.")
-@click.option(
-    "--rated",
-    "how",
-    type=OneOf(get_args(RatedPairs)),
-    default="best_worst",
-    show_default=True,
-    help="Pairs that are made of a prompt's answers, as data.rated of a recipe.",
-)
-@judge_options(required=False)
-@click.option("--to", type=OUTPUT, required=True, metavar="FILE", help="JSON lines file to write.")
-def make_pairs(
-    files: tuple[Path, ...],
-    policies: tuple[str, ...],
-    how: RatedPairs,
-    url: str | None,
-    model: str | None,
-    parallel: int,
-    to: Path,
-) -> None:
-    """Rank several answers to a prompt and write preference pairs.
-
-    FILES are what `rlhf sample --n 4 --to FILE` wrote, or the samples.jsonl of a run. The reward model's scores rank
-    the answers; with --url and --model a judge does, which compares each two of them in both orders. Its ratings are
-    kept in <to>.ratings, so that it can be interrupted.
-    """
-    from rlhf.rating import ranking
-
-    refuse_inputs(to, files)
-    if (url is None) != (model is None):
-        raise click.UsageError("--url and --model name a judge together: give both, or none")
-    prompts = ranking.read(files, policies)
-    if url is None or model is None:
-        ratings, name = ranking.by_score(prompts), "score"
-    else:
-        paired = ranking.to_judge(prompts, to.with_name(f"{to.name}.ratings"))
-        name = judged(url, model, paired, parallel)
-        ratings = ranking.by_judge(prompts, paired, name)
-    made = ranking.rank(prompts, ratings, name, how)
-    words = made.counted.in_words(how)
-    alone = f"; {counted(made.alone, 'prompt')} with fewer than two different answers" if made.alone else ""
-    if not made.rows:
-        raise UserError(f"no pairs: {words}{alone}; sample more answers, --n 4, or at a higher temperature")
-    write_output(to, json_lines(made.rows))
-    screen.OUT.print(f"{words}{alone}; written to {to}")

@@ -48,7 +48,7 @@ for command in (
     *(train.run, rehearse.rehearse, reproduce.reproduce, reproduce.results, recipes.list_recipes, recipes.fetch),
     *(doctor.doctor, new.new, plan.plan, data_group, reward.reward),
     *(chat.chat, sample.sample, score.score, serve.serve, report.report, compare.compare_runs),
-    *(rate.rate, rate.judge, rate.ratings_group),
+    *(rate.rate, rate.judge),
 ):
     cli.add_command(command)
     add_examples(command, str(command.name))

@@ -9,7 +9,7 @@ from rlhf.recipe.stages import STAGES
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("recipes", "doctor", "new", "data", "reward", "plan", "fetch"),
     "Train": ("rehearse", "run", "reproduce", "results"),
-    "Judge the result": ("report", "chat", "sample", "compare", "score", "ab", "judge", "ratings"),
+    "Judge the result": ("report", "chat", "sample", "compare", "score", "ab", "judge"),
     "Deploy": ("serve",),
 }
 
@@ -24,10 +24,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "data show": ("rlhf data show my-pairs.jsonl --rows 3", "rlhf data show my-pairs.jsonl --only unfinished"),
     "data convert": ("rlhf data convert old.csv --rename question=prompt --to new.jsonl",),
     "reward": ("rlhf reward my_rewards:polite --data my-prompts.jsonl", "rlhf reward --recipe my-recipes/cpu-mine/v1"),
-    "data pairs": (
-        "rlhf data pairs answers.jsonl --to synthetic-pairs.jsonl",
-        "rlhf data pairs answers.jsonl --url http://127.0.0.1:8000/v1 --model NAME --to synthetic-pairs.jsonl",
-    ),
     "plan": ("rlhf plan --hw 4090 --price 0.40 --buy 1800", "rlhf plan --hw 4090 --fit 12GB"),
     "fetch": ("rlhf fetch --hw 4090",),
     "run": (
@@ -53,7 +49,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "ab": ("rlhf ab --hw cpu", "rlhf ab --hw cpu --a sft --b dpo --summary"),
     "judge": ("rlhf judge --hw cpu --url http://127.0.0.1:8000/v1 --model judge-model --limit 100",),
-    "ratings export": ("rlhf ratings export runs/cpu-tiny/v2 --to rated.jsonl",),
     "serve": ("rlhf serve --hw cpu --port 8000", "rlhf serve runs/cpu-tiny/v2 -- --max-model-len 2048"),
 }
 

@@ -88,8 +88,7 @@ def sample(
 
     RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in it, and has all settings. Without it, name
     the recipe and its changes as for the run. Sampling is that of the recipe's evaluation, so the same prompts get the
-    same answers again. Where a reward model is finished, answers have its score. `rlhf data pairs` makes preference
-    pairs of the file that --to names.
+    same answers again. Where a reward model is finished, answers have its score.
     """
     for file in filter(None, (to, page)):
         refuse_inputs(file, [prompts])

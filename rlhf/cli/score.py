@@ -5,12 +5,11 @@ from pathlib import Path
 
 import click
 
-from rlhf import stats
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import OUTPUT, OneOf, StrictCommand, existing_files, refuse_inputs
+from rlhf.cli.options import OUTPUT, StrictCommand, existing_files, refuse_inputs
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
-from rlhf.evaluation import rewardbench, score_items
 from rlhf.evaluation import score as scoring
+from rlhf.evaluation import score_items
 from rlhf.process.libraries import quiet_libraries
 from rlhf.rating.pairs import turns
 from rlhf.terminal import counted, excerpt, harmless, screen, wording
@@ -26,11 +25,6 @@ SHORT = 60  # characters of a text in the table
 @chooses_recipe(**RUN_HELP, out=True)
 @click.option("--prompt", metavar="TEXT", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="Answer to --prompt. May be repeated.")
-@click.option(
-    "--benchmark",
-    type=OneOf(["rewardbench"]),
-    help="Read FILES as rows of RewardBench or RewardBench 2, and print the table of its subsets and sections.",
-)
 @click.option("--to", type=OUTPUT, metavar="FILE", help="JSON lines file to write the scores to.")
 def score(
     choice: Choice,
@@ -38,7 +32,6 @@ def score(
     out: Path,
     prompt: str | None,
     responses: tuple[str, ...],
-    benchmark: str | None,
     to: Path | None,
 ) -> None:
     """Score answers with a run's reward model.
@@ -49,43 +42,20 @@ def score(
     """
     if files and prompt is not None:
         raise click.UsageError("FILES, or --prompt with --response, and not both: leave one out")
-    if benchmark and not files:
-        raise click.UsageError("--benchmark needs FILES: the benchmark's rows, as JSON lines or Parquet")
     if bool(files) == (prompt is not None) or bool(responses) != (prompt is not None):
         raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
     if to:
         refuse_inputs(to, files)
-    if prompt is not None:
-        items = score_items.command_line_items(prompt, responses)
-    else:
-        items = rewardbench.read(files) if benchmark else score_items.read(files)
+    items = score_items.read(files) if prompt is None else score_items.command_line_items(prompt, responses)
     stages = scoring.finished_stages(choice.load(), out)
     with quiet_libraries():
         with working("scoring"):
             model = scoring.RewardModel(stages)
             scored, cut = model.score(items)
-        if benchmark:
-            _show_benchmark(scored)
-        else:
-            _show(scored)
+        _show(scored)
         _show_cut(cut, sum(score is None for row in scored for score in row.scores.values()))
         if to:
             scoring.write(scored, model.digest, to)
-
-
-def _show_benchmark(scored: Sequence[scoring.ScoredItem]) -> None:
-    """Print the table of a benchmark: accuracies in per cent with 95 % intervals, beside those of length alone."""
-    lines = []
-    for figures in rewardbench.figures(scored):
-        lines += [(f.name, f"{f.prompts:,}", _per_cent(f.accuracy), _per_cent(f.by_length)) for f in figures]
-    columns = ("", "prompts", "% right (95 %)", "the longer answer (95 %)")
-    rows_table("RewardBench", columns, lines, numbers=True)
-
-
-def _per_cent(share: stats.Estimate) -> str:
-    """Return a share with its interval: `71.2 (64.0 to 77.5)`."""
-    value, low, high = (f"{100 * number:.1f}" for number in share)
-    return f"{value} ({low} to {high})"
 
 
 def _show(scored: Sequence[scoring.ScoredItem]) -> None:

@@ -49,8 +49,6 @@ def _models(recipe: Recipe, stage: StageName) -> list[dict[str, Any]]:
     """Return the options of each reward model that a stage calls; an evaluation calls those of all policies."""
     callers = [options for online, options in recipe.online().items() if stage in (online, EVALUATE)]
     names = [name for options in callers for name in options.reward_funcs]
-    if stage == EVALUATE:
-        names += [task.reward for task in recipe.evaluate.unrelated or ()]
     of_models = [name for name in dict.fromkeys(names) if name.partition("(")[0].strip() in model_reward.REWARDS]
     return [reward_functions.find(name, stage).target.options for name in of_models]
 

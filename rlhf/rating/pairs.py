@@ -18,12 +18,11 @@ from rlhf.terminal import harmless
 TEXT_CHARACTERS = 20_000  # characters of a text that is shown
 SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}
 
-
 AnswerOrder = Literal["ab", "ba"]  # in which the two answers are shown
 
 
 class Pair(NamedTuple):
-    """Two answers to the prompt of row `item`, as they are shown.
+    """Two answers to the prompt of row `item`, as they are shown; `digest` is a hash of the three texts.
 
     `values`: those of a and b by name (score, true_reward), if both are known.
     """
@@ -54,37 +53,23 @@ class PairedAnswers(NamedTuple):
 def pair_answers(run_directory: Path, a: str | None = None, b: str | None = None) -> PairedAnswers:
     """Return pairs of two policies' answers, from the evaluation in the run directory `<out>/<recipe>/<version>`.
 
-    The policies are sft (base where there is none) and the first trained one of POLICIES by default. Raises UserError
-    without a finished evaluation, without such policies, and if all answers are equal.
+    The policies are sft (base where there is none) and the first trained one of POLICIES by default. If each policy
+    gave several answers to a prompt, the first ones are paired: a prompt counts once. Raises UserError without a
+    finished evaluation, without such policies, and if all answers are equal.
     """
     folder = run_directory / EVALUATE
     finished_evaluation(run_directory)
     rows = read_lines(folder / SAMPLES, SampleLine)
-    if not rows:
-        raise UserError(f"{folder / 'samples.jsonl'}: no samples there")
-    names = [name for name in rows[0].answers if all(name in row.answers for row in rows)]
-    a, b = _policies(folder, names, a, b)
-    # If each policy gave several answers to a prompt, the first ones are rated: a prompt counts once.
+    names = [name for name in (rows[0].answers if rows else ()) if all(name in row.answers for row in rows)]
+    a = a or (SFT if SFT in names else "base")
+    b = b or next((name for name in POLICIES if name in names and name != a), None)
+    if a not in names or b not in names or a == b:
+        raise UserError(f"{folder / SAMPLES}: no two policies {a} and {b}; name --a and --b out of {', '.join(names)}")
     pairs = [_pair(index, row, a, b) for index, row in enumerate(rows) if row.sample == 0]
     differing = [pair for pair in pairs if pair.a != pair.b]
     if not differing:
-        raise UserError(f"{a} and {b} gave equal answers to all {len(pairs)} prompts: there is nothing to rate")
+        raise UserError(f"{folder / SAMPLES}: {a} and {b} gave equal answers to all {len(pairs)} prompts")
     return PairedAnswers(a, b, differing, len(pairs) - len(differing), run_directory / "ab" / f"{a}-vs-{b}.jsonl")
-
-
-def _policies(folder: Path, names: Sequence[str], a: str | None, b: str | None) -> tuple[str, str]:
-    """Return the two policies whose answers are paired, of the `names` that have answers. Raises UserError."""
-    a = a or (SFT if SFT in names else "base")
-    trained = [name for name in POLICIES if name in names and name != a]
-    if b is None and not trained:
-        raise UserError(f"{folder}: no trained policy to compare with {a}; name --a and --b, out of {', '.join(names)}")
-    b = b or trained[0]
-    for name in (a, b):
-        if name not in names:
-            raise UserError(f"{folder}: no answers of {name!r}; it has those of {', '.join(names)}")
-    if a == b:
-        raise UserError(f"{a} against itself: choose another --a or --b")
-    return a, b
 
 
 def _pair(index: int, row: SampleLine, a: str, b: str) -> Pair:
@@ -92,15 +77,10 @@ def _pair(index: int, row: SampleLine, a: str, b: str) -> Pair:
     first, second = row.answers[a], row.answers[b]
     sides = {"score": (first.score, second.score), "true_reward": (first.true_reward, second.true_reward)}
     values = {key: (x, y) for key, (x, y) in sides.items() if x is not None and y is not None}
-    return pair_of(index, row, first.response, second.response)._replace(values=values)
-
-
-def pair_of(index: int, row: SampleLine, first: str, second: str) -> Pair:
-    """Return two answers to the prompt of a row as the pair of this index."""
-    texts = (row.prompt, first, second)
+    texts = row.prompt, first.response, second.response
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
-    prompt, a, b = map(_displayable, texts)
-    return Pair(index, digest, prompt, a, b, {}, turns(row.prompt, row.messages))
+    prompt, response_a, response_b = map(_displayable, texts)
+    return Pair(index, digest, prompt, response_a, response_b, values, turns(row.prompt, row.messages))
 
 
 def turns(prompt: str, messages: Sequence[object] = ()) -> list[tuple[str, str]]:
@@ -110,12 +90,10 @@ def turns(prompt: str, messages: Sequence[object] = ()) -> list[tuple[str, str]]
     the speaker "Prompt".
     """
     known = [message for message in messages if isinstance(message, dict)]
-    if known and len(known) == len(messages):
+    if known:
         dialogue = [(SPEAKERS.get(str(m.get("role")), "Prompt"), str(m.get("content", ""))) for m in known]
     else:
-        dialogue = [
-            (SPEAKERS[message.role], message.content) for message in parse_hh(prompt) if message.content.strip()
-        ]
+        dialogue = [(SPEAKERS[turn.role], turn.content) for turn in parse_hh(prompt) if turn.content.strip()]
         if not any(speaker == SPEAKERS["user"] for speaker, _ in dialogue):
             dialogue = [("Prompt", prompt)]
     return [(speaker, _displayable(text)) for speaker, text in dialogue]

@@ -1,11 +1,8 @@
 """A local page on which people rate pairs blind, and the server of that page and its ratings.
 
-The standard library's server is enough for four kinds of requests with bodies below 4 KiB from this machine. A web
-framework would not shorten this file much: most of it checks Host, Origin and token, sets the page's content security
-policy and answers damaged requests.
+The standard library's server is enough for three kinds of requests with bodies below 4 KiB from this machine.
 """
 
-import errno
 import hashlib
 import json
 import re
@@ -21,18 +18,14 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.process.endings import Stopped
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
-from rlhf.rating.store import Choice, append, current_ratings, new_line
+from rlhf.rating.ratings import current_ratings, rate
 from rlhf.terminal import screen
 
 PAGE = Path(__file__).with_name("page.html")
 PORT = 8808
 BODY = 4096  # bytes of a request, at most
 RATER = re.compile(r"[A-Za-z0-9._-]{1,40}")  # no colon, so that no person can pass for a judge
-# What a rater chooses on the page, and how it is stored, by the order of the answers there.
-CHOICES: dict[AnswerOrder, dict[str, Choice]] = {
-    "ab": {"first": "a", "second": "b", "tie": "tie", "skip": "skip"},
-    "ba": {"first": "b", "second": "a", "tie": "tie", "skip": "skip"},
-}
+CHOICES = ("first", "second", "tie", "skip")  # of a rater on the page
 
 
 class Server(ThreadingHTTPServer):
@@ -48,8 +41,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
-            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            raise UserError(f"port {port} {why}: choose another --port") from None
+            raise UserError(f"--port {port} cannot be used ({error.strerror}): choose another") from None
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
     @property
@@ -66,106 +58,75 @@ class Server(ThreadingHTTPServer):
         first_byte = hashlib.sha256(f"{self.seed} {rater} {pair.item} {pair.digest}".encode()).digest()[0]
         return "ba" if first_byte % 2 else "ab"
 
-    def rated(self, rater: str) -> list[int]:
-        """Return the items of the pairs that a rater has rated, oldest first."""
-        ratings = [
-            rating for rating in current_ratings(self.file) if rating.rater == rater and rating.item in self.pairs
-        ]
-        return [rating.item for rating in ratings if rating.sha256 == self.pairs[rating.item].digest]
-
     def next(self, rater: str) -> JsonObject:
         """Return the content of the page: the first pair that the rater has not rated, without the policies' names."""
-        rated = self.rated(rater)
-        progress: JsonObject = {"done": len(rated), "total": len(self.pairs)}
-        unrated = self.pairs.keys() - set(rated)
+        own = {(row.item, row.sha256) for row in current_ratings(self.file) if row.rater == rater}
+        unrated = [pair for pair in self.pairs.values() if (pair.item, pair.digest) not in own]
+        progress: JsonObject = {"done": len(self.pairs) - len(unrated), "total": len(self.pairs)}
         if not unrated:
             return progress
-        pair = self.pairs[min(unrated)]
-        first, second = pair.in_order(self.order(rater, pair))
-        return progress | {"item": pair.item, "turns": pair.turns, "first": first, "second": second}
+        first, second = unrated[0].in_order(self.order(rater, unrated[0]))
+        return progress | {"item": unrated[0].item, "turns": unrated[0].turns, "first": first, "second": second}
 
     def rate(self, rater: str, pair: Pair, choice: str) -> None:
-        """Store a rater's choice, a key of CHOICES."""
+        """Store a rater's choice, one of CHOICES."""
         order = self.order(rater, pair)
-        append(self.file, new_line(pair, rater, CHOICES[order][choice], order))
-
-    def undo(self, rater: str) -> None:
-        """Take back the rater's last rating."""
-        if rated := self.rated(rater):
-            pair = self.pairs[rated[-1]]
-            append(self.file, new_line(pair, rater, "undo", self.order(rater, pair)))
+        rate(self.file, pair, rater, {"first": order[0], "second": order[1]}.get(choice, choice), order)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET / returns the page; POST /next, /rate and /undo return the content that it shows next.
-
-    No request names a file.
-    """
+    """GET / returns the page; POST /next and /rate return the content that it shows next. No request names a file."""
 
     server: Server
     timeout = 30  # seconds for a request to arrive
 
     def do_GET(self) -> None:
-        if self.headers["Host"] not in self.server.hosts:
-            self._refuse(403, "another host's name")  # a foreign page whose name resolves to this machine
+        if self.headers["Host"] not in self.server.hosts:  # a foreign page whose name resolves to this machine
+            self._refuse(403, "another host's name")
         elif self.path != "/":
             self._refuse(404, "no such page")
         else:
             nonce = secrets.token_urlsafe(16)
-            page = string.Template(PAGE.read_text(encoding="utf-8")).substitute(
-                nonce=nonce, token=self.server.token, rater=self.server.rater
-            )
+            page = string.Template(PAGE.read_text(encoding="utf-8"))
+            text = page.substitute(nonce=nonce, token=self.server.token, rater=self.server.rater)
             policy = f"script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:"
-            self._send(200, "text/html; charset=utf-8", page.encode(), policy)
+            self._send(200, "text/html; charset=utf-8", text.encode(), policy)
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if self.headers["Host"] not in self.server.hosts:
-            self._refuse(403, "another host's name")
-        elif self.headers.get("Origin", "") not in ("", *(f"http://{host}" for host in self.server.hosts)):
+        headers, hosts = self.headers, self.server.hosts
+        length = headers.get("Content-Length", "")
+        foreign = headers.get("Origin", "") not in ("", *(f"http://{host}" for host in hosts))
+        if headers["Host"] not in hosts or foreign:
             self._refuse(403, "another site's page")
-        elif not secrets.compare_digest(self.headers.get("X-Token", "").encode(), self.server.token.encode()):
+        elif not secrets.compare_digest(headers.get("X-Token", "").encode(), self.server.token.encode()):
             self._refuse(403, "the server was started anew: load the page again")
-        elif self.headers.get_content_type() != "application/json":
+        elif headers.get_content_type() != "application/json":
             self._refuse(415, "not JSON")
-        elif not re.fullmatch(r"[0-9]{1,9}", length):
-            self._refuse(411, "no length")
-        elif int(length) > BODY:
-            self._refuse(413, "too long")
+        elif not re.fullmatch(r"[0-9]{1,9}", length) or int(length) > BODY:
+            self._refuse(413, "no length, or too long")
         else:
             self._answer(self.rfile.read(int(length)))
 
     def _answer(self, body: bytes) -> None:
         """Do what a request from the page asks for, and send what the page shows next."""
-        if self.path not in ("/next", "/rate", "/undo"):
+        if self.path not in ("/next", "/rate"):
             return self._refuse(404, "no such page")
         try:
-            request = json.loads(body)
+            request: dict[str, Any] = json.loads(body)
             rater = request["rater"]
             named = RATER.fullmatch(rater)
-            rating = self._rating_in(request) if self.path == "/rate" else None
+            rating = (self.server.pairs[request["item"]], request["choice"]) if self.path == "/rate" else None
         except (ValueError, TypeError, KeyError, RecursionError):
             return self._refuse(400, "no rating of a pair that is here")
-        if not named:
+        if not named or (rating and rating[1] not in CHOICES):
             return self._refuse(400, "a name has up to 40 letters, digits, dots, dashes and underscores")
         try:
             if rating:
                 self.server.rate(rater, *rating)
-            elif self.path == "/undo":
-                self.server.undo(rater)
             content = self.server.next(rater)
-        except UserError as error:
+        except (UserError, OSError) as error:
             return self._refuse(500, str(error))
-        except OSError as error:
-            return self._refuse(500, f"{self.server.file}: {error.strerror}")
         self._send(200, "application/json", json.dumps(content).encode())
-
-    def _rating_in(self, request: dict[str, Any]) -> tuple[Pair, str]:
-        """Return the pair and the choice that a request names. Raises KeyError, TypeError or ValueError for others."""
-        pair, choice = self.server.pairs[request["item"]], request["choice"]
-        if choice not in CHOICES["ab"]:
-            raise ValueError(f"{choice!r} is none of {', '.join(CHOICES['ab'])}")
-        return pair, choice
 
     def _refuse(self, status: int, why: str) -> None:
         self._send(status, "application/json", json.dumps({"error": why}).encode())

@@ -53,8 +53,7 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
         sections.add("lora")
     relevant = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
     if EVALUATE in relevant and stage != EVALUATE:
-        for key in ("num_samples", "unrelated"):  # a training stage samples one answer, and its own prompts
-            relevant[EVALUATE].pop(key)
+        relevant[EVALUATE].pop("num_samples")  # a training stage samples one answer
     for key in ("count", "engine", "deterministic", "trunk", "update_graphs"):
         relevant["hardware"].pop(key)  # affects only rounding: a run may continue with another
     for name in (name for name in ONLINE if relevant.get(name)):

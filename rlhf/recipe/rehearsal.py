@@ -78,7 +78,6 @@ def of_recipe(recipe: Recipe, stand_in: StandIn, rows: Path) -> Rehearsal:
         **stand_in.changes,
         PRETRAIN: None,
         "evaluate.bertscore_model": None,
-        "evaluate.unrelated": None,
     }
     if recipe.model.attention == "flash_attention_2":
         changes["model.attention"] = "sdpa"
@@ -214,6 +213,5 @@ def _untried(recipe: Recipe, stand_in: StandIn) -> list[str]:
         (hardware.count > 1, f"several processes: one stands for {hardware.count} ({hardware.engine})"),
         (any(o.vllm_url for o in recipe.online().values()), "the vLLM server: the stage samples by itself"),
         (recipe.evaluate.bertscore_model, "BERTScore"),
-        (recipe.evaluate.unrelated, "the unrelated tasks"),
     ]
     return [line for applies, line in lines if applies]

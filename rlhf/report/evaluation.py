@@ -4,16 +4,11 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from rlhf.errors import UserError
 from rlhf.evaluation.best_of_n import best_by_score, sizes
-from rlhf.evaluation.unrelated import MEAN, changes_in, verdict
-from rlhf.rating.pairs import pair_answers
-from rlhf.rating.summary import summarize
 from rlhf.recipe.stages import EVALUATE, OF_REWARD_MODELS, POLICIES, RM, SECOND_RM, STARTS
 from rlhf.report.parts import (
     LINE_COLOURS,
     STAGE_TITLES,
-    Cell,
     Chart,
     Charts,
     Section,
@@ -118,43 +113,6 @@ def _judgements(run: RunRecords, policy: str) -> dict[str, list[list[float]]]:
         prompts[-1].append(row.answers.get(policy, Answer(response="")))
     given = {judge: [[getattr(answer, judge) for answer in answers] for answers in prompts] for judge in JUDGES}
     return {judge: numbers for judge, numbers in given.items() if not any(None in row for row in numbers)}
-
-
-def sections_of_unrelated(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return what every policy lost or gained in tasks that no stage trains, beside the noise of sampling."""
-    rows: list[tuple[object, ...]] = []
-    for run in runs:
-        check_evaluation(run)
-        metrics = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
-        for policy in POLICIES:
-            for found in changes_in(metrics, policy):
-                numbers = (metrics[f"{policy}/{MEAN}{found.task}"], found.change, found.noise)
-                judged = Cell(verdict([found]).partition(":")[0], "bad" if found.is_loss else "good")
-                rows.append((run.name, policy, found.task, *map(number, numbers), judged))
-    columns = ("run", "policy", "task", "mean reward", "more than its start", "noise (95 %)", "")
-    unrelated = table(columns, rows, len(runs) > 1, numbers=(3, 4, 5))
-    return [Section("What was not trained", "table.html", unrelated)] if unrelated else []
-
-
-def sections_of_ratings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the statistics of blind ratings of two policies' answers."""
-    rows: list[tuple[object, ...]] = []
-    for run in runs:
-        for file in sorted((run.run_directory / "ab").glob("*-vs-*.jsonl")):
-            a, _, b = file.stem.partition("-vs-")
-            try:
-                summary = summarize(pair_answers(run.run_directory, a, b))
-            except UserError as error:
-                rows.append((run.name, f"{b} against {a}", f"not counted: {error}", "", "", "", ""))
-                continue
-            for rater, figures in [*summary.raters.items(), *summary.groups.items()]:
-                rates = [figures.win_rate, figures.length_controlled_win_rate]
-                rate_cells = [f"{r.value:.0%} ({r.low:.0%} to {r.high:.0%})" if r else "" for r in rates]
-                alpha = "" if figures.alpha is None else f"{figures.alpha:.2f}"
-                rows.append((run.name, f"{b} against {a}", rater, figures.pairs, *rate_cells, alpha))
-    columns = ("run", "", "rater", "pairs", "win rate", "at equal length", "agreement (alpha)")
-    ratings_table = table(columns, rows, len(runs) > 1, numbers=(3, 4, 5, 6))
-    return [Section("Rated blind", "table.html", ratings_table)] if ratings_table else []
 
 
 class ContradictedPair(NamedTuple):

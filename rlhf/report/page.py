@@ -12,9 +12,7 @@ from rlhf.report.data import sections_of_data
 from rlhf.report.evaluation import (
     sections_of_best_of_n,
     sections_of_policies,
-    sections_of_ratings,
     sections_of_reward_model,
-    sections_of_unrelated,
 )
 from rlhf.report.learned import sections_of_learned
 from rlhf.report.overview import sections_of_overview, sections_of_stages
@@ -40,8 +38,6 @@ SECTIONS: tuple[Builder, ...] = (
     sections_of_samples,
     sections_of_policies,
     sections_of_best_of_n,
-    sections_of_unrelated,
-    sections_of_ratings,
     sections_of_reward_model,
     sections_of_frontier,
     sections_of_curves,

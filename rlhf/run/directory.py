@@ -115,7 +115,7 @@ class StageRun:
         hashes = self.parents.hashes()
         changed: list[str] = [name for name, digest in hashes.items() if manifest.parents.get(name) != digest]
         read = {file.name: file.sha256 for file in manifest.data.files} if manifest.data else {}
-        changed += [name for name, digest in (read | manifest.unrelated).items() if self._changed(name, digest)]
+        changed += [name for name, digest in read.items() if self._changed(name, digest)]
         if changed and self.stage not in REMADE:
             for name in hashes:
                 read_summary(self.parents.folder(name))  # one that is damaged is named itself
@@ -174,7 +174,7 @@ class StageRun:
     def describe(self, **facts: JsonObject) -> None:
         """Add facts to manifest.json.
 
-        `data`: which data was read; `unrelated`: the hash of each file of tasks that no stage trains; `cuts`: how many
+        `data`: which data was read; `cuts`: how many
         rows or prompts were cut to the recipe's lengths; `base`: what the folder of the base was converted from.
         """
         if not self._manifest:  # of a stage that a command only reads

@@ -225,7 +225,6 @@ class Manifest(Record):
     started: str | None = None  # UTC, ISO 8601
     resumed_from: str | None = None  # name of the checkpoint
     data: DataRead | None = None
-    unrelated: dict[str, str] = {}  # of an evaluation: the hash of each file of `evaluate.unrelated`
     cuts: dict[str, object] = {}  # how many rows or prompts were cut to the recipe's lengths
     base: dict[str, object] | None = None  # the record of a GGUF file's conversion
 

@@ -27,7 +27,6 @@ from rlhf.evaluation.references import Overlap, answers
 from rlhf.evaluation.reward_model import accuracy, member_scores_of, reward_model_figures, score_histograms
 from rlhf.evaluation.run_policies import load_roles, role_of
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
-from rlhf.evaluation.unrelated import changes_in, metrics_of, verdict
 from rlhf.files import JsonObject, write_json
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
@@ -40,12 +39,10 @@ from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.outcomes import RewardModelFigures
-from rlhf.stages import unrelated
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_sum import ByName, RewardSum, total_figures
 from rlhf.stages.result import Result
 from rlhf.stats import clustered_share, outcomes
-from rlhf.terminal import say
 
 # With the start's name; they are logged under that already.
 REPEATED = ("response_length_", "score_", "true_reward_", "second_score_")
@@ -61,9 +58,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     trained = run.parents.trained_policies()
     prompts, reward_sums = _prompts_and_rewards(run, corpus, tokenizer, trained, device)
     demonstrations = _demonstrations(tokenizer, corpus, options)
-    tasks = unrelated.load(recipe, tokenizer, run.path, device)
-    if tasks:
-        run.describe(unrelated={str(task.facts["file"]): task.facts["sha256"] for task in tasks})
     pairs = None if recipe.rm is None else _HeldoutPairs(tokenizer, corpus, recipe.rm)
 
     with telemetry.phase("load"):
@@ -75,22 +69,13 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         reward_fn = _reward_fn(reward_sums) if reward_sums else None
         rm_metrics, rm_details = pairs.judged(shared) if pairs else ({}, {})  # before the start's answers set its scale
         samples, perplexities = _measure_policies(shared, labels, tokenizer, prompts, demonstrations, recipe, reward_fn)
-        solved = {
-            label: unrelated.rewards_of(tasks, shared, role_of(label, recipe), tokenizer, recipe) for label in labels
-        }
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry, recipe.start) | rm_metrics
-    for label in labels if tasks else ():
-        metrics |= {f"{label}/{key}": value for key, value in metrics_of(label, recipe.start, solved).items()}
-        if found := changes_in(metrics, label):
-            say(f"evaluate: {label}, tasks that were not trained: {verdict(found)}")
     metrics |= total_figures({f.name: f for reward_sum in reward_sums for f in reward_sum.called}.values())
     histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
     details: JsonObject = {"scores": histograms.plain() if histograms else None}
     if functions := _reward_functions(reward_sums):
         details["reward_functions"] = functions
-    if tasks:
-        details["unrelated"] = {task.name: task.facts for task in tasks}
     write_json(run.path / "details.json", details | rm_details)
     run.logs.samples(0, sample_rows(tokenizer, prompts, samples, expected_answers(corpus)))
     return Result(

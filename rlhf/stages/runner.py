@@ -153,13 +153,8 @@ def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
             if name != MODEL_REWARD:
                 reward_functions.find(name, f"{stage}.reward_funcs")
         check_best_by(loaded.recipe, stage, options)
-    elif isinstance(options, Evaluate):
-        for task in options.unrelated or ():
-            reward_functions.find(task.reward, "evaluate.unrelated")
-            if not Path(task.file).is_file():
-                raise UserError(f"evaluate.unrelated: no file {task.file}")
-        if options.bertscore_model is not None:
-            check_encoder(Path(options.bertscore_model))
+    elif isinstance(options, Evaluate) and options.bertscore_model is not None:
+        check_encoder(Path(options.bertscore_model))
 
 
 def check_device(loaded: PinnedRecipe) -> None:

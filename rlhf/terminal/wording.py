@@ -33,7 +33,7 @@ SHOWN = {  # phrases of keys that say little by themselves
 }
 PHRASES = re.compile(rf"(?<![^_])(?:{'|'.join(sorted(SHOWN, key=len, reverse=True))})(?![^_])")
 NAMED = re.compile(
-    r"(?P<kind>reward|change_of_unrelated|noise_of_unrelated|unrelated)_(?!good$|bad$)(?P<name>.+?)"
+    r"reward_(?!good$|bad$)(?P<name>.+?)"
     r"(?P<rest>(?:_no_verdict)?(?:_pass_at_\d+|_gain|_sft|_base)?(?:_low|_high)?)"
 )
 
@@ -59,7 +59,7 @@ def metric(key: str) -> str:
         module, _, function = named["name"].rpartition(".")
         name = f"{module}:{function}" if module else function
         rest = (named["rest"] or "").replace("_", " ").strip()
-        return f"{named['kind'].replace('_', ' ')} {name}" + (f", {rest}" if rest else "")
+        return f"reward {name}" + (f", {rest}" if rest else "")
     return PHRASES.sub(lambda found: SHOWN[found[0]], key).replace("_", " ").replace(" ,", ",")
 
 

@@ -17,8 +17,6 @@ from rlhf.data import formats
 from rlhf.errors import UserError
 from rlhf.evaluation.reward_model import reward_model_figures
 from rlhf.files import write_json
-from rlhf.rating import store
-from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import StageName, published
 from rlhf.recipe.stages import ONLINE, STAGE_TABLE
 from rlhf.report import RunRecords, learned, overview, tables, training
@@ -224,17 +222,6 @@ def test_the_evaluation_is_shown_side_by_side(evaluated):
     assert charts["the process's memory, measured"]["data"][0]["y"][0] > 0.01
 
 
-def test_ratings_are_counted(evaluated):
-    answers = pair_answers(evaluated, "sft", "ppo")
-    for pair in answers.pairs[:3]:
-        store.append(answers.file, store.new_line(pair, "<b>ann</b>", "b", "ab"))
-    (answers.file.parent / "sft-vs-dpo.jsonl").write_text("")  # of an evaluation that had DPO
-    page = report.page([report.load(evaluated)]).html
-    assert "not counted:" in page and "no answers of &#39;dpo&#39;" in page
-    assert "<h2>Rated blind</h2>" in page and "ppo against sft" in page
-    assert re.search(r'&lt;b&gt;ann&lt;/b&gt;</td><td class="number" [^>]*>3</td><td class="number" [^>]*>100% ', page)
-
-
 def test_the_data_is_checked_once(evaluated, monkeypatch):
     charts = charts_of(report.page([report.load(evaluated)]).html)
     quality = json.loads((evaluated / "data" / "quality.json").read_text())
@@ -301,7 +288,7 @@ def test_data_that_is_not_what_was_trained_on_is_not_checked(evaluated):
     pairs.write_text(before)
 
 
-EVALUATION = ["samples", "policies", "best of n", "unrelated", "reward model"]  # the parts of the page that read it
+EVALUATION = ["samples", "policies", "best of n", "reward model"]  # the parts of the page that read it
 
 
 @pytest.mark.parametrize(

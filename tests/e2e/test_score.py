@@ -129,27 +129,6 @@ def test_every_way_to_name_an_answer_gives_the_same_score(trained, heldout, comm
     assert read_intact_lines(tmp_path / "again.jsonl")[5]["response"]["true_reward"] == 1.5
 
 
-def test_rows_of_rewardbench_give_the_table_of_its_sections(heldout, command, tmp_path):
-    _, pairs = heldout
-    subsets = ("alpacaeval-easy", "math-prm", "hep-go")
-    rows = [
-        {"prompt": p.prompt[0].content, "chosen": p.chosen, "rejected": p.rejected, "subset": subsets[n % 3], "id": n}
-        | {"chosen_model": "a", "rejected_model": "b"}
-        for n, p in enumerate(pairs)
-    ]
-    file = tmp_path / "bench.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, out, err = command(file, "--benchmark", "rewardbench", "--to", tmp_path / "scores.jsonl")
-    assert code == 0, err
-    lines = {cells[1].strip(): cells[2:] for line in out.splitlines() if len(cells := line.split("│")) > 4}
-    assert {*subsets, "Chat", "Reasoning", "all"} <= lines.keys()
-    assert lines["all"][0].strip() == str(len(rows))
-    scored = read_intact_lines(tmp_path / "scores.jsonl")
-    right = [row["chosen 1"]["score"] > row["rejected 1"]["score"] for row in scored if row["subset"] == "hep-go"]
-    assert lines["hep-go"][1].strip().startswith(f"{100 * sum(right) / len(right):.1f} (")
-    assert command("--benchmark", "rewardbench", "--prompt", "a", "--response", "b")[0] == 2
-
-
 def test_a_system_message_beside_a_prompt_is_read_as_in_training(tmp_path):
     row = {"system": "Be brief.", "prompt": "Hi?", "response": "Hello."}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")

@@ -99,7 +99,7 @@ def test_changes_are_one_variable_of_make_where_that_can_hold_them(monkeypatch):
     assert make_words.settings(["a=1 2"]).startswith("--set") and make_words.settings(["a='x'"]).startswith("--set")
 
 
-@pytest.mark.parametrize("command", ["ratings export {run} --to rows.jsonl", "compare {run} {run}", "ab {run}"])
+@pytest.mark.parametrize("command", ["compare {run} {run}", "ab {run}"])
 def test_a_missing_evaluation_is_made_by_a_command_on_the_run(tmp_path, monkeypatch, capsys, command):
     run = tmp_path / "my runs/cpu-tiny/v1"
     write_records(run / "sft", {})

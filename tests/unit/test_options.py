@@ -35,7 +35,6 @@ COMMANDS = {
     "convert": ("data", "convert", "rows.jsonl"),
     "report": ("report", "--recipe", RECIPE),
     "score": ("score", "rows.jsonl", "--recipe", RECIPE),
-    "export": ("ratings", "export", "runs"),
 }
 
 
@@ -75,7 +74,6 @@ def test_a_result_goes_into_a_folder_that_exists(command, tmp_path, name):
         "compare absent runs",
         "compare runs absent",
         "compare runs runs --scored absent --scored rows.jsonl",
-        "ratings export absent --to new.jsonl",
     ],
 )
 def test_an_absent_argument_is_a_mistake_in_the_command(command, words):
@@ -84,7 +82,7 @@ def test_an_absent_argument_is_a_mistake_in_the_command(command, words):
     assert err.startswith("error: absent: no such f") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", ["report folder", "compare folder folder", "ratings export folder --to new.jsonl"])
+@pytest.mark.parametrize("words", ["report folder", "compare folder folder"])
 def test_a_folder_without_a_run_is_an_explained_error(command, words):
     code, out, err = command(*words.split())
     assert (code, out) == (1, "")

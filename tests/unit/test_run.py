@@ -18,7 +18,6 @@ from rlhf.cli.summary_tables import targets_table
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, read_json, sha256, write_json
 from rlhf.observe.watch import LiveChecks
-from rlhf.rating.store import current_ratings
 from rlhf.recipe import published
 from rlhf.recipe.chain import comparable
 from rlhf.recipe.published import Figure
@@ -898,9 +897,6 @@ def test_a_file_that_nests_without_end_is_one_that_cannot_be_read(tmp_path):
     file = tmp_path / "a.json"
     file.write_text('{"a": 1}\n' + "[" * 200_000)
     assert read_json(file) is None
-    (tmp_path / "ratings.jsonl").write_text("[" * 200_000 + "\n")
-    with pytest.raises(UserError, match=r"ratings.jsonl:1: not a rating; take that line out"):
-        current_ratings(tmp_path / "ratings.jsonl")
 
 
 def test_code_inside_another_projects_checkout_names_no_commit(tmp_path, monkeypatch):

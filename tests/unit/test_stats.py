@@ -229,24 +229,6 @@ def test_length_control_is_symmetric(rows):
         assert one.value + other.value == pytest.approx(1)
 
 
-def test_alpha_of_krippendorffs_own_example():
-    raters = (
-        (1, 2, 3, 3, 2, 1, 4, 1, 2, None, None, None),
-        (1, 2, 3, 3, 2, 2, 4, 1, 2, 5, None, 3),
-        (None, 3, 3, 3, 2, 3, 4, 2, 2, 5, 1, None),
-        (1, 2, 3, 3, 2, 4, 4, 1, 2, 5, 1, None),
-    )
-    units = [[value for value in unit if value] for unit in zip(*raters, strict=True)]
-    assert stats.krippendorff_alpha(units) == pytest.approx(0.743, abs=5e-4)
-
-
-def test_alpha_is_1_where_raters_agree_and_undefined_where_nothing_varies():
-    assert stats.krippendorff_alpha([("a", "a"), ("b", "b")]) == 1
-    assert stats.krippendorff_alpha([("a", "b"), ("b", "a")]) == pytest.approx(-0.5)
-    assert stats.krippendorff_alpha([("a",), ("b",)]) is None
-    assert stats.krippendorff_alpha([("a", "a"), ("a", "a")]) is None
-
-
 def test_distinct_counts_n_grams_over_all_texts():
     assert stats.distinct(["a b a b", "a b"], 1) == pytest.approx(2 / 6)
     assert stats.distinct(["a b a b", "a b"], 2) == pytest.approx(2 / 4)

@@ -23,7 +23,6 @@ def test_nothing_is_less_than_nothing(value, shown):
         ("reward_numeric_answer_pass_at_8", "reward numeric_answer, pass at 8"),
         ("reward_kl_sd", "reward kl_sd"),  # the name is the user's
         ("reward_good", "reward good"),
-        ("change_of_unrelated_chain_sum", "change of unrelated chain_sum"),
     ],
 )
 def test_names_of_the_users_stay_and_phrases_are_words(key, shown):
