@@ -10,6 +10,7 @@ from typing import Any
 # Old dotted key -> new dotted key, or None where the setting is gone. A section stands for all of its keys.
 MOVED: dict[str, str | None] = {
     "lora.layers": None,
+    "evaluate.unrelated": None,
 }
 
 
