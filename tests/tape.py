@@ -7,14 +7,10 @@ from typing import Any, ClassVar, Self
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlhf.models.lean import packed, trunk
 from rlhf.rollout import decoding
-from rlhf.stages.online import captured
-from tests import kernels
 
 ASKING = {"_local_scalar_dense", "nonzero", "lift_fresh", "is_nonzero", "equal"}
 
@@ -34,7 +30,6 @@ class Tape(TorchDispatchMode):
         self.replays = 0
         self.operations: list[tuple[Callable[..., Any], Any, Any, list[tuple[int, Tensor]]]] = []
         self.outside: dict[int, torch.UntypedStorage] = {}  # what the block finds, to read it or to write into it
-        self.sharing = [self]  # tapes of the same pool
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # by storage: what the block writes into, and a copy
         self._made: dict[int, Tensor] = {}  # by storage
 
@@ -82,7 +77,7 @@ class Tape(TorchDispatchMode):
     def replay(self) -> None:
         """Do the operations, each on the tensors that it had, with new results where they were."""
         self.replays += 1
-        for made in [x for tape in self.sharing for x in tape._made.values()]:
+        for made in self._made.values():
             made.fill_(torch.nan if made.is_floating_point() else -1)
         for func, args, kwargs, new in self.operations:
             again = tree_leaves(func(*args, **kwargs))
@@ -94,65 +89,18 @@ class Tape(TorchDispatchMode):
         return "pool"
 
 
-def as_kernel(run: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Tensor, ...]:
-    """Run a function as one operation, which may do what a graph cannot hold."""
-    with _disable_current_modes():
-        out = run(*args)
-    if Tape.captures is not None:
-        Tape.captures.add(run, args, {}, [*enumerate(out)])
-    return out
-
-
-class _Attention(torch.autograd.Function):
-    """`kernels.flash_attention` of joined rows as one operation in each direction."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Any:
-        ctx.save_for_backward(*args[:5])
-        ctx.longest = args[5:]
-        return as_kernel(_attention, *args)[0]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        return *as_kernel(_attention_backward, dy, *ctx.saved_tensors, *ctx.longest), *[None] * 4
-
-
-def _attention(*args: Any) -> tuple[Tensor, ...]:
-    kernel: Any = kernels.flash_attention
-    out: tuple[Tensor, ...] = kernel(*args, 0.0, True, False)
-    return out[:1]
-
-
-def _attention_backward(dy: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    with torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in args[:3]]
-        return torch.autograd.grad(_attention(*inputs, *args[3:]), inputs, dy)
-
-
-def capture_passes_on_cpu(patch: pytest.MonkeyPatch) -> list[Tape]:
-    """Let updates capture passes on a CPU, as tapes, also in float32; return those that are made."""
-    kernels.join_rows(patch)
-    patch.setattr(packed, "flash_attention", lambda *args: (_Attention.apply(*args[:7]),))
-    patch.setitem(trunk.ONEDNN_BY_DEVICE, "cpu", False)
-    patch.setitem(captured.CAPTURES_BY_DEVICE, "cpu", True)
-    return _tapes(patch, captured, share=True)
-
-
 def capture_on_cpu(patch: pytest.MonkeyPatch) -> list[Tape]:
     """Let decoding capture steps on a CPU, as tapes; return those that are made."""
     patch.setitem(decoding.CAPTURES_BY_DEVICE, "cpu", True)
-    return _tapes(patch, decoding, share=False)
+    return _tapes(patch, decoding)
 
 
-def _tapes(patch: pytest.MonkeyPatch, module: Any, share: bool) -> list[Tape]:
-    """Let a module capture tapes, in one pool if they `share`; return those that are made."""
+def _tapes(patch: pytest.MonkeyPatch, module: Any) -> list[Tape]:
+    """Let a module capture tapes; return those that are made."""
     tapes: list[Tape] = []
 
     def begin() -> Tape:
         tapes.append(Tape())
-        if share:
-            tapes[-1].sharing = tapes
         return tapes[-1]
 
     @contextmanager

@@ -122,13 +122,6 @@ class SpeedFigures(TypedDict, total=False):
     stages: dict[StageName, StageSteps]
 
 
-class GraphFigures(TypedDict, total=False):
-    """Real steps of PPO with captured updates and without (graphs:measure)."""
-
-    updates: dict[str, StageSteps]
-    given_up: str | None  # the note of a run that was to capture and went on without graphs
-
-
 # Function of an item (`GpuItem.function`) -> what it measures.
 ITEM_FIGURES: dict[str, Any] = {
     "machine:device": DeviceFigures,
@@ -137,5 +130,4 @@ ITEM_FIGURES: dict[str, Any] = {
     "training:measure": TrainingFigures,
     "memory:measure": MemoryFigures,
     "speed:measure": SpeedFigures,
-    "graphs:measure": GraphFigures,
 }

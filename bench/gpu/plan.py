@@ -10,7 +10,6 @@ from bench.targets import DECODING_MBU, HOURS, MFU, PEAK
 from rlhf.terminal.wording import GB
 
 NEAR = 0.05  # share of a phase's measured peak by which its prediction may miss it
-CAPTURED_SHARE = 0.9  # share of an update's seconds without graphs that it may take with them
 SWITCH_MS = 5.0  # milliseconds that a switch between roles may take
 H100, H100_LEAN, RTX4090 = "h100-mistral-7b/v2", "h100-mistral-7b/v4", "4090-llama2-7b/v2"
 GUIDE_H100, GUIDE_4090 = "h100-mistral-7b/v1", "4090-llama2-7b/v1"  # the guides' own settings
@@ -57,13 +56,6 @@ ITEMS = (
         "speed:measure",
         H100_LEAN,
         {"shape": "hh", "stages": ["sft", "rm", "ppo"]},
-    ),
-    GpuItem(
-        "graphs-v4",
-        3,
-        f"With captured passes an update of PPO takes at most {_percent(CAPTURED_SHARE)} of its seconds without.",
-        "graphs:measure",
-        H100_LEAN,
     ),
     GpuItem(
         "published-h100",

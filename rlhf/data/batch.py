@@ -57,7 +57,6 @@ class Rollout:
     logprobs: Tensor | None = None  # (B, R) float32, of each response token when it was sampled
     values: Tensor | None = None  # (B, R), of a value function at the hidden state from which each token was sampled
     prompt_numbers: Tensor | None = None  # (B,) int64, if neighbouring rows may share the computation of their prompt
-    places: Places | None = None  # of its rows where they are joined, if the host shall not read it from the lengths
 
     @cached_property  # the host waits for the device to read them, once: parts of the rollout have theirs from it
     def lengths(self) -> Lengths:
@@ -92,14 +91,11 @@ class Rollout:
         return self._positions() - 1
 
     @property
-    def real_slots(self) -> Tensor | None:
+    def real_slots(self) -> Tensor:
         """Return the numbers of the slots where `mask` is True, counted through the rows.
 
-        Indexing with them spares the wait for the device that indexing with `mask` needs. None in a captured pass,
-        whose batches are filled up to fixed shapes: there all slots are computed.
+        Indexing with them spares the wait for the device that indexing with `mask` needs.
         """
-        if self.places is not None:
-            return None
         longest = self.longest_response
         slots = [torch.arange(row * longest, row * longest + n) for row, n in enumerate(self.lengths.response)]
         return on_device(torch.cat(slots), self.ids.device)
@@ -137,22 +133,6 @@ class Rollout:
         )
         vars(part)["lengths"] = lengths  # the cached property
         return part
-
-    def padded(self, width: int, slots: int, places: Places) -> "Rollout":
-        """Return the same rows with `width` ids and `slots` slots of response tokens, to be joined at `places`.
-
-        The host takes all slots for used.
-        """
-        more, slots_more = width - self.ids.shape[1], slots - self.longest_response
-        padded = replace(
-            self,
-            ids=F.pad(self.ids, (0, more)),
-            logprobs=None if self.logprobs is None else F.pad(self.logprobs, (0, slots_more)),
-            values=None if self.values is None else F.pad(self.values, (0, slots_more)),
-            places=places,
-        )
-        vars(padded)["lengths"] = self.lengths._replace(response=[slots] * len(self.ids))
-        return padded
 
     def by_length(self, size: int) -> list[Tensor]:
         """Return row indices in parts of `size`; rows of one prompt, else of similar length, follow each other."""
@@ -250,16 +230,3 @@ class TrainingBatch:
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rollout"}
         parts = {name: x if x is None else x[index] if x.dim() == 1 else x[index, slots] for name, x in tensors.items()}
         return replace(self, rollout=rollout, **parts)
-
-    def padded(self, width: int, slots: int, places: Places) -> Self:
-        """Return the same rows, as `Rollout.padded`."""
-        more = slots - self.rollout.longest_response
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rollout"}
-        parts = {name: x if x is None or x.dim() == 1 else F.pad(x, (0, more)) for name, x in tensors.items()}
-        return replace(self, rollout=self.rollout.padded(width, slots, places), **parts)
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors of the batch, of its rollout and of its places, in a fixed order."""
-        parts = [getattr(owner, field.name) for owner in (self.rollout, self) for field in fields(owner)]
-        parts += [*(self.rollout.places or ())]
-        return [part for part in parts if isinstance(part, Tensor)]

@@ -52,9 +52,7 @@ def response_statistics(
     if getattr(output_layer, "bias", None) is not None or isinstance(output_layer, BaseTunerLayer):
         raise UserError("an output layer with a bias or an adapter is not supported")
     mask, real = rollout.mask, rollout.real_slots
-    states, tokens = hidden.flatten(0, 1), rollout.tokens.flatten()
-    if real is not None:
-        states, tokens = states[real], tokens[real]
+    states, tokens = hidden.flatten(0, 1)[real], rollout.tokens.flatten()[real]
     count = len(tokens)
     if few_sizes and (extra := round_to_few_sizes(count) - count):
         states, tokens = F.pad(states, (0, 0, 0, extra)), F.pad(tokens, (0, extra))
@@ -71,9 +69,7 @@ def response_statistics(
     )
 
     def to_slots(x: Tensor | None) -> Tensor | None:
-        if x is None or real is None:
-            return x if x is None else x[:count].view(mask.shape).where(mask, x.new_zeros(()))
-        return x.new_zeros(mask.shape).masked_scatter(mask, x[:count])
+        return None if x is None else x.new_zeros(mask.shape).masked_scatter(mask, x[:count])
 
     logp, entropies, tops = map(to_slots, statistics)
     assert logp is not None

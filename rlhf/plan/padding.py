@@ -7,7 +7,6 @@ from statistics import mean
 
 from peakmem import cards
 from rlhf.data.worlds.lengths import lengths_of_hh
-from rlhf.models.lean.filled_sizes import Sizes, filled_up
 from rlhf.plan.own_rows import Lengths, Rows
 from rlhf.recipe import Recipe, TrainingName
 from rlhf.recipe.schema import Dialogues
@@ -64,22 +63,6 @@ def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows
     if phase == "rollout/prefill":
         return prompt / options.max_prompt_length
     return (prompt + options.response_length) / (options.max_prompt_length + options.response_length)
-
-
-def filled_share(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> float:
-    """Return the tokens of captured micro-batches over those of the largest, all of them filled up.
-
-    Responses are taken to be as long as the stage admits. See rlhf/stages/online/captured.py.
-    """
-    options = recipe.online()[stage]
-    micro, copies = options.per_device_train_batch_size, options.samples_per_prompt
-    prompts, longest = math.ceil(micro / copies), options.max_prompt_length
-    lengths, responses = _lengths(recipe, rows) or [(longest, 0, 0)], micro * options.response_length
-    table = [min(prompt, longest) for prompt, _, _ in lengths]
-    drawn = random.Random(0).choices(table, k=DRAWN // prompts * prompts)
-    tokens = [sum(drawn[at : at + prompts]) + responses for at in range(0, len(drawn), prompts)]
-    most = Sizes(prompts * longest + responses, 0)
-    return mean(filled_up(Sizes(n, 0), most).tokens for n in tokens) / filled_up(most, most).tokens
 
 
 def joins_rows(recipe: Recipe, stage: TrainingName, phase: str) -> bool:

@@ -11,12 +11,12 @@ more often, on rows of the usual length.
 import math
 from collections.abc import Sequence
 from statistics import mean
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from peakmem import cards
 from rlhf.files import JsonObject
 from rlhf.plan.own_rows import Rows
-from rlhf.plan.padding import as_long_as_hh, filled_share, joins_rows, mean_prompt, share_of_longest
+from rlhf.plan.padding import as_long_as_hh, mean_prompt, share_of_longest
 from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, PredictionError, Work
 from rlhf.plan.weights import (
     ADAPTER_BYTES,
@@ -36,7 +36,6 @@ from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.recipe.stages import FEW_SAMPLES, SFT, STAGE_TABLE, TRAINING_STAGES
 
 SECONDS_PER_HOUR = 3600
-Host = Trunk | Literal["captured"]  # whose operations the host launches: of a trunk, or of graphs
 
 
 class TimeFactors(NamedTuple):
@@ -55,9 +54,7 @@ SPREAD = (0.8, 1.5)
 # Seconds of the host for an operation that launches a kernel, forward and backward, by trunk. Measured beside an H200
 # (docs/internals.md), for both passes of 32 layers: 0.177 s for 210 operations in each of the library's, and 0.132 s
 # for 108 in each of the lean ones, which launch fewer from as much Python. None of the runs above waited for its host.
-# An operation of a captured pass, with all that is copied before a replay: estimated, not measured, as 4 ms for a
-# micro-batch of h100-mistral-7b v4.
-HOST_LAUNCH: dict[Host, float] = {"library": 26e-6, "lean": 38e-6, "captured": 1e-6}
+HOST_LAUNCH: dict[Trunk, float] = {"library": 26e-6, "lean": 38e-6}
 WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once
 HH_PAIRS = 160_800  # of HH-RLHF's training split
 REHEARSED_DECODING = 2  # steps of each batch that is decoded in a rehearsal
@@ -89,7 +86,7 @@ class PhaseWork(NamedTuple):
     flops: float
     moved: float  # bytes that operations other than products read and write
     launched: float  # operations that launch a kernel
-    host: Host = "library"  # what launches them
+    host: Trunk = "library"  # what launches them
 
     def seconds(self, card: cards.Rates) -> float:
         """Return seconds at the calibrated rates, or those of the host where the card waits for it."""
@@ -160,19 +157,12 @@ def stage_work(
         repeated += [("evaluate", work, n) for work, n in _evaluations(recipe, stage, predicted, rows)]
     phases = []
     for name, work, n in repeated:
-        captured = _is_captured(recipe, stage, name)
         # Of the tokens with which the work was rehearsed. A kernel is launched for short rows as for long ones.
-        share = filled_share(recipe, stage, rows) if captured else share_of_longest(recipe, stage, name, rows)
-        host: Host = "captured" if captured else recipe.hardware.trunk
-        phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n, host))
+        share = share_of_longest(recipe, stage, name, rows)
+        phases.append(
+            PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n, recipe.hardware.trunk)
+        )
     return StageWork(phases, decoded, launched)
-
-
-def _is_captured(recipe: Recipe, stage: TrainingName, phase: str) -> bool:
-    """Return whether a phase replays captured passes (rlhf/stages/online/captured.py)."""
-    if phase != "update" or not recipe.hardware.update_graphs or recipe.hardware.count > 1:
-        return False
-    return joins_rows(recipe, stage, phase) and recipe.online()[stage].differs_in_each_update is None
 
 
 def optimizer_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None = None) -> int | None:

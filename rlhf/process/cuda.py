@@ -81,26 +81,23 @@ def compute_deterministically(warn_only: bool) -> None:
 
 
 @contextmanager
-def capturing(graph: "torch.cuda.CUDAGraph", shares: bool = False, pool: Any = None) -> Iterator[None]:
+def capturing(graph: "torch.cuda.CUDAGraph") -> Iterator[None]:
     """Capture what the block launches on the current device as a graph.
-
-    A graph that `shares` its memory takes that of others, `pool`, of which none may have been dropped. Such graphs are
-    few, large and kept: the allocator's cache is emptied before each.
 
     torch.cuda.graph does this too, but first waits for the device and empties the allocator's cache: what comes after
     would ask the driver for gigabytes again. While it captures, the allocator cannot release its cache. So it is
-    emptied for any other graph only where `CAPTURE_ROOM` and `EMPTIED_EVERY` ask for it.
+    emptied only where `CAPTURE_ROOM` and `EMPTIED_EVERY` ask for it.
 
     After an error there is no graph, and the device can be used as before. The error is the block's own, which names
     what cannot be captured; torch's for the end of such a capture would only say that there was one.
     """
     import torch
 
-    if shares or next(_captures) % EMPTIED_EVERY == 0 or _room() < CAPTURE_ROOM:
+    if next(_captures) % EMPTIED_EVERY == 0 or _room() < CAPTURE_ROOM:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    stream, current = _capture_stream(shares), torch.cuda.current_stream()
-    pool = pool or torch.cuda.graph_pool_handle()
+    stream, current = _capture_stream(), torch.cuda.current_stream()
+    pool = torch.cuda.graph_pool_handle()
     stream.wait_stream(current)
     with torch.cuda.stream(stream), _keeping_garbage():
         # "thread_local": CUDA calls of other threads meanwhile, such as loading data, are not errors.
@@ -144,13 +141,8 @@ def _end(graph: "torch.cuda.CUDAGraph", pool: Any) -> None:
 
 
 @functools.cache
-def _capture_stream(shares: bool) -> "torch.cuda.Stream":
-    """Return the stream of all captures that share memory, or of all others: cuBLAS keeps a workspace for every stream.
-
-    torch 2.13 frees the workspaces of a stream with any graph that was captured there, also those that other graphs
-    write into: graphs that are kept have a stream that those which are dropped have not. Nothing else may run on it,
-    because its workspaces would lie in memory that others get.
-    """
+def _capture_stream() -> "torch.cuda.Stream":
+    """Return the one stream of all captures: cuBLAS keeps a workspace for every stream."""
     import torch
 
     return torch.cuda.Stream()

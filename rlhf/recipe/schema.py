@@ -300,8 +300,6 @@ class Recipe(Section):
     def _check_trunk(self) -> None:
         """Raise ValueError where the lean trunk cannot compute the passes of this recipe."""
         if self.hardware.trunk == "library":
-            if self.hardware.update_graphs:
-                raise ValueError("hardware.update_graphs needs hardware.trunk: lean")
             return
         if self.hardware.divides_weights:
             raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")

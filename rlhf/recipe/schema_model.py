@@ -41,7 +41,6 @@ class Hardware(Section):
     engine: Literal["ddp", "fsdp"] = "ddp"  # ddp: all weights on each device; fsdp: shards
     deterministic: bool = False  # on CUDA; a CPU always is (docs/reliability.md)
     trunk: Trunk = "library"  # forward and backward passes; lean: rlhf/models/lean/trunk.py
-    update_graphs: bool = False  # updates replay captured passes (rlhf/stages/online/captured.py) where that can be
 
     @property
     def divides_weights(self) -> bool:

@@ -93,15 +93,6 @@ class OnlineBase(Section):
         return self.score_batch_size or self.per_device_train_batch_size
 
     @property
-    def differs_in_each_update(self) -> str | None:
-        """Return the keys by which an update differs from others in more than its batch, so that none is captured."""
-        if self.update_4bit == "unpacked":
-            return "update_4bit: unpacked makes new copies of the weights"
-        if self.kl_penalty == "loss" and self.kl_target is not None:
-            return "kl_penalty: loss with kl_target changes the weight of the KL"
-        return None
-
-    @property
     def model_scores(self) -> bool:
         """Return whether the reward model scores the responses."""
         return MODEL_REWARD in self.reward_funcs

@@ -45,11 +45,10 @@ from rlhf.recipe import StageName
 from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.captured import Weighted, weighted
 from rlhf.stages.online.reward_sum import ByName, RewardSum, mean_judged, mean_rewards
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session, begin
-from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState
+from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_floats
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
@@ -119,7 +118,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     learner = Learner(run.stage, session.shared, options, score_norm)
     session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers
-    learner.state.capture_passes(run.loaded.recipe.hardware.update_graphs)
     with Bar(run.stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             scored = sample_and_score(session, learner, step)  # 1, 2
@@ -297,15 +295,15 @@ class Learner:
         parts = []
         with self.shared.role("policy"):
             for rows in self.state.micro_batches(batch.rollout, mini_rows):
-                parts.append(self.state.add_gradient(self._add_gradient, batch.rows(rows), *minibatch))
+                parts.append(self._add_gradient(batch.rows(rows), minibatch))
         return self.state.sums_of(parts)
 
-    def _add_gradient(self, micro: Batch, responses: int, tokens: Tensor) -> Weighted:
-        """Add the gradient of one micro-batch of a `MinibatchSize`. Return its part of the minibatch's statistics."""
+    def _add_gradient(self, micro: Batch, minibatch: MinibatchSize) -> dict[str, float]:
+        """Add the gradient of one micro-batch of a minibatch. Return its part of the minibatch's statistics."""
         hidden = self.shared.response_hidden(micro.rollout)
-        loss, stats = self._policy_loss(micro, hidden, MinibatchSize(responses, tokens))
+        loss, stats = self._policy_loss(micro, hidden, minibatch)
         loss.backward()
-        return weighted(stats)
+        return as_floats(stats)
 
     def _policy_loss(self, micro: Batch, hidden: Tensor, minibatch: MinibatchSize) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them.

@@ -39,11 +39,10 @@ from rlhf.recipe.schema_online import Ppo
 from rlhf.rollout.decoding import ValueFn
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.captured import Weighted, weighted
 from rlhf.stages.online.reward_sum import FunctionRewards, mean_judged, mean_rewards, without_verdict
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import begin
-from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState
+from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_floats
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
@@ -97,7 +96,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     learner = Learner(session.shared, options, score_norm, critic)
     session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
-    learner.state.capture_passes(run.loaded.recipe.hardware.update_graphs)
     with Bar("ppo", options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             with session.phase("rollout"):
@@ -248,14 +246,14 @@ class Learner:
         with self.shared.role("policy"):
             for rows in self.state.micro_batches(batch.rollout, mini_rows):
                 micro = batch.rows(rows)
-                parts.append(self.state.add_gradient(self._add_policy_gradient, micro, token_count, self.policy_learns))
+                parts.append(self._add_policy_gradient(micro, token_count, self.policy_learns))
         if not self.critic_is_head:
             with self.shared.role("value"):
                 for rows in self.state.micro_batches(batch.rollout, mini_rows):
-                    parts.append(self.state.add_gradient(self._add_critic_gradient, batch.rows(rows), token_count))
+                    parts.append(self._add_critic_gradient(batch.rows(rows), token_count))
         return self.state.sums_of(parts)
 
-    def _add_policy_gradient(self, micro: Batch, token_count: Tensor, learns: bool) -> Weighted:
+    def _add_policy_gradient(self, micro: Batch, token_count: Tensor, learns: bool) -> dict[str, float]:
         """Add the gradient of the policy, and of a value head on it, while the role `policy` is active.
 
         `token_count` is that of the minibatch. Return the statistics, which are means over the tokens of the
@@ -270,9 +268,9 @@ class Learner:
             loss, stats = loss + self.options.vf_coef * value_loss, stats | value_stats
         if learns or self.critic_is_head:  # else the statistics alone, of a policy that stays as it is
             (loss * share).backward()
-        return weighted(stats, share)
+        return as_floats(stats, share)
 
-    def _add_critic_gradient(self, micro: Batch, token_count: Tensor) -> Weighted:
+    def _add_critic_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
         """Add the gradient of a critic with an adapter, while the role `value` is active.
 
         Return the statistics, weighted as those of the policy.
@@ -280,7 +278,7 @@ class Learner:
         share = micro.token_counts.sum() / token_count
         value_loss, stats = self._value_loss(micro, self.shared.response_hidden(micro.rollout))
         (self.options.vf_coef * value_loss * share).backward()
-        return weighted(stats, share)
+        return as_floats(stats, share)
 
     def _policy_loss(self, micro: Batch, hidden: Tensor) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them, and statistics."""

@@ -134,31 +134,6 @@ def test_after_a_refused_capture_the_card_can_be_used():
     assert torch.equal(y, x @ x)
 
 
-def test_a_graph_that_is_kept_outlives_others():
-    x, kept = torch.ones(1000, 1000, device="cuda"), torch.cuda.CUDAGraph()
-    with cuda.capturing(kept, shares=True):
-        y = x @ x
-    for _ in range(3):
-        other = torch.cuda.CUDAGraph()
-        with cuda.capturing(other):
-            z = x @ x
-        other.replay()
-        torch.cuda.synchronize()
-        del other, z
-        torch.cuda.empty_cache()
-        torch.full((1 << 28,), torch.nan, device="cuda")  # where the other's memory was
-        kept.replay()
-        assert torch.equal(y, x @ x)
-
-
-def test_updates_replay_graphs_to_the_end(tmp_path, capsys):
-    """PPO with a critic of its own, and GRPO whose prompts are shared. The stage has compared what each graph gives."""
-    loaded = on_gpu("none", GROUPS, **LEAN, hardware__update_graphs=True)
-    run_stages(loaded, tmp_path, *STAGES[:3], "grpo")
-    said = capsys.readouterr().err
-    assert said.count("updates replay captured graphs") == 2 and "launch each kernel" not in said
-
-
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_two_runs_have_the_same_bits(tmp_path, quantization):
     if quantization == "nf4":

@@ -14,7 +14,6 @@ from rlhf.plan.rehearsal import paths, short_runs
 from rlhf.plan.rehearsal.meta_runs import Rehearsals
 from rlhf.plan.rehearsal.passes import Repeats, _shape
 from rlhf.recipe import StageName
-from rlhf.stages.online.captured import CapturedPasses
 from tests.helpers import GROUP
 from tests.invariants.tiny import tiny
 
@@ -82,7 +81,6 @@ REPEATED: dict[str, tuple[StageName, dict[str, Any]]] = {
     "dpo": ("dpo", LEAN | {"dpo__optim": "adamw_torch"}),
     "rm of two members": ("rm", {"rm__ensemble": 2}),
     "ppo": ("ppo", {"ppo__value_model": "head"}),
-    "ppo from graphs": ("ppo", LEAN | {"hardware__update_graphs": True}),
 }
 
 
@@ -101,20 +99,6 @@ def test_what_a_stage_does_once_is_not_part_of_a_step(monkeypatch, case):
     two, three = ({name: work for name, work in f.items() if name.split("/")[0] in PHASES_OF_A_STEP} for f in found)
     assert two == three
     assert all(work.launched for work in two.values())
-
-
-def test_a_captured_pass_counts_as_its_replay(monkeypatch):
-    """What the first passes of a size do beside it does not count, whatever it is."""
-    loaded, original = tiny(2, **CARD | LEAN | {"hardware__update_graphs": True}), CapturedPasses._attach
-
-    def costly(self: CapturedPasses, *arguments: Any) -> Any:
-        for _ in range(99):
-            torch.zeros(1000, device="meta")
-        return original(self, *arguments)
-
-    once = Rehearsals(2)(loaded, "ppo")["update"].work
-    monkeypatch.setattr(CapturedPasses, "_attach", costly)
-    assert Rehearsals(2)(loaded, "ppo")["update"].work == once
 
 
 def test_a_shape_is_all_that_the_events_of_rows_depend_on():

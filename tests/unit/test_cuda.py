@@ -244,42 +244,20 @@ def test_the_cache_is_emptied_before_a_capture_only_on_a_full_card(monkeypatch, 
     assert recorder.called.count("empty") == (2 * cuda.EMPTIED_EVERY if emptied else 2)
 
 
-def test_graphs_that_are_kept_are_captured_on_a_stream_of_their_own(monkeypatch):
-    """torch 2.13 frees what cuBLAS has for a stream with each graph that was captured there."""
-    used: list[Recorder] = []
-
-    @contextlib.contextmanager
-    def using(stream: Recorder) -> Iterator[None]:
-        used.append(stream)
-        yield
-
-    recorder = Recorder()
-    stand_for_cuda(monkeypatch, recorder)
-    monkeypatch.setattr(torch.cuda, "Stream", Recorder)
-    monkeypatch.setattr(torch.cuda, "stream", using)
-    graph: Any = recorder
-    for shares in (False, True, False, True):
-        with cuda.capturing(graph, shares=shares):
-            pass
-    cuda._capture_stream.cache_clear()
-    assert used[0] is used[2] and used[1] is used[3] and used[0] is not used[1]
-
-
 @pytest.mark.parametrize("leaves", [False, True], ids=["torch 2.11", "torch 2.13"])
 @pytest.mark.parametrize("says", ["operation not permitted when stream is capturing", None])
-@pytest.mark.parametrize("pool", [None, (0, 5)])
-def test_after_a_refused_capture_the_allocator_is_in_none(monkeypatch, leaves, says, pool):
-    """The error is that of the block, if it has one. torch 2.11 alone leaves the pool to whom it was lent."""
+def test_after_a_refused_capture_the_allocator_is_in_none(monkeypatch, leaves, says):
+    """The error is that of the block, if it has one."""
     recorder = Recorder(invalid=True, leaves=leaves)
     stand_for_cuda(monkeypatch, recorder)
     graph: Any = recorder
-    with pytest.raises(RuntimeError, match=says or "previous error"), cuda.capturing(graph, pool=pool):
+    with pytest.raises(RuntimeError, match=says or "previous error"), cuda.capturing(graph):
         if says:
             raise RuntimeError(says)
     assert not recorder.underway and recorder.uses == leaves
     assert gc.isenabled()
     recorder.invalid = False
-    with cuda.capturing(graph, pool=pool):
+    with cuda.capturing(graph):
         assert not gc.isenabled(), "a graph among the garbage would be destroyed, which may end a capture"
     cuda._capture_stream.cache_clear()
     assert not recorder.underway and gc.isenabled()

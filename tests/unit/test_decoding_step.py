@@ -141,7 +141,7 @@ def test_norms_of_heads_are_a_kernel_and_a_copy_each():
 def test_the_library_samples_where_the_lean_trunk_cannot(change):
     """In float32, and where a card has no attention of own tokens."""
     found = decoding_step.decoding_steps(load(LEAN, **change))
-    library = {"hardware__trunk": "library", "hardware__update_graphs": False}
+    library = {"hardware__trunk": "library"}
     assert found == decoding_step.decoding_steps(load(LEAN, **change, **library))
 
 

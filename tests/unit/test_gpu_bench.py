@@ -19,7 +19,6 @@ from bench import records, results, targets
 from bench.gpu import (
     command,
     decoding,
-    graphs,
     machine,
     memory,
     packages,
@@ -36,7 +35,6 @@ from bench.gpu.item import Context, beside_allocator, load, with_random_weights
 from bench.gpu.measured import (
     ITEM_FIGURES,
     DeviceFigures,
-    GraphFigures,
     MemoryFigures,
     MicroBatch,
     MicroBatchTime,
@@ -494,20 +492,6 @@ def test_speed_is_decided_by_the_targets_of_its_recipe():
     assert speed.decision(measured(0.5, 0.7, hours=9.0), "h100-mistral-7b").holds is True, "not of the longest rows"
     for hours, holds in ((1.3, True), (1.4, False), (None, None)):
         assert speed.decision(measured(None, None, "hh", hours), "h100-mistral-7b").holds is holds, hours
-
-
-@pytest.mark.parametrize(("seconds", "holds"), [(0.9, True), (0.91, False), (None, False)])
-def test_graphs_are_decided_by_the_seconds_of_an_update(seconds, holds):
-    def row(median: float | None) -> StageSteps:
-        if median is None:
-            return {"out_of_memory": True}
-        return {"phase_seconds": {"update": {"median": median, "low": 0.0, "high": 2.0, "n": 4}}, "peak_vram_bytes": 5}
-
-    measured: GraphFigures = {"updates": {graphs.CAPTURED: row(seconds), graphs.LAUNCHED: row(1.0)}}
-    assert graphs.decision(measured, False).holds is holds
-    assert graphs.decision(measured, True).holds is (None if seconds else False)
-    measured["given_up"] = "a captured pass differs by 1"
-    assert graphs.decision(measured, False).holds is False
 
 
 def test_hours_are_measured_on_rows_of_usual_length():

@@ -58,7 +58,6 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch.ops.aten:_fused_rms_norm": "rlhf/models/lean/fused_linear.py",
     "torch.ops.aten:_fused_rms_norm_backward": "rlhf/models/lean/fused_linear.py",
     "torch:_foreach_copy_": "rlhf/models/lean/fused_linear.py",
-    "torch:_foreach_zero_": "rlhf/stages/online/captured.py",
     "torch.ops.aten:_softmax_backward_data": KERNELS,
     "torch.ops.aten:_flash_attention_forward": "rlhf/models/flash.py",
     "torch.ops.aten:_local_scalar_dense": "peakmem/device.py",

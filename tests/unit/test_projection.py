@@ -40,11 +40,6 @@ def test_the_phases_of_a_recipe_are_launched_by_its_trunk():
     loaded = recipe.load(ROOT / "recipes/h100-mistral-7b/v4")
     work = projection.stage_work(loaded.recipe, "sft", SFT)
     assert work and {phase.host for phase in work.phases} == {"lean"}
-    captures = loaded.with_changes({"hardware.update_graphs": True})
-    changes: dict[str, Any] = {"ppo.kl_penalty": "loss", "ppo.kl_estimator": "k3", "ppo.kl_target": 0.1}
-    for kind in (captures, captures.with_changes(changes), captures.with_changes({"model.dtype": "float32"})):
-        phases = [n for n in ("score", "update") if projection._is_captured(kind.recipe, "ppo", n)]
-        assert phases == ["update"] * (kind is captures)
 
 
 def test_training_work_doubles_with_the_rows():
@@ -253,9 +248,9 @@ def test_steps_that_an_h200_measured_lie_in_the_interval(variant, operations):
         assert found.low < step["step_seconds"]["median"] < found.high
 
 
-@pytest.mark.parametrize(("host", "seconds"), [("library", 26.0), ("lean", 38.0), ("captured", 5.0)])
+@pytest.mark.parametrize(("host", "seconds"), [("library", 26.0), ("lean", 38.0)])
 def test_a_phase_takes_no_less_than_the_host_needs_to_launch_it(host, seconds):
-    """Of two phases one waits for its million launches, which the other's products cannot hide. Graphs do not."""
+    """Of two phases one waits for its million launches, which the other's products cannot hide."""
     products, launches = projection.PhaseWork(5000.0, 0.0, 0.0), projection.PhaseWork(1.0, 0.0, 1e6, host)
     work = projection.StageWork([products, launches], 0.0)
     expected = 5 * projection.CALIBRATED.products + seconds
@@ -373,17 +368,6 @@ def test_joined_rows_have_no_padding(monkeypatch):
     for change in ({"hardware.trunk": "library"}, {"model.dtype": "float32"}):
         assert padding.joins_rows(joined, "ppo", "score"), "for this test"
         assert not padding.joins_rows(hh(**settings | change), "ppo", "score"), change
-
-
-def test_captured_passes_compute_what_fills_them_up(monkeypatch):
-    """4 prompts of 100 of at most 384 tokens, with 128 tokens to each: 912 of 2,048, both filled up to n times 144."""
-    monkeypatch.setattr(padding, "_lengths", lambda *_: [(100, 9, 9)] * 50)
-    v4 = recipe.load(ROOT / "recipes/h100-mistral-7b/v4")
-    names = ("rollout", "rollout/prefill", "rollout/decode", "score")
-    known = PredictedStage(phase(0), dict.fromkeys(names, phase(0, base=1)) | {"update": phase(30)})
-    for graphs, share in ((True, 7 / 15), (False, 228 / 512)):
-        work = projection.stage_work(v4.with_changes({"hardware.update_graphs": graphs}).recipe, "ppo", known)
-        assert work and work.flops == pytest.approx(1000 * 30 * 4 * share), "two of eight minibatches are rehearsed"
 
 
 def test_a_short_run_of_real_lengths_takes_all_of_its_rows():

@@ -120,7 +120,6 @@ def test_every_recipe_loads(directory):
             lambda c: (c["dpo"].update(eval_steps=100), c["hardware"].update(count=2, engine="fsdp")),
             "dpo.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: fsdp",
         ),
-        (lambda c: c["hardware"].update(update_graphs=True), "hardware.update_graphs needs hardware.trunk: lean"),
         (
             lambda c: (c["hardware"].update(trunk="lean"), c["lora"].update(lora_dropout=0.05)),
             "hardware.trunk: lean needs lora.lora_dropout: 0",

@@ -19,7 +19,6 @@ from torch import Tensor
 from rlhf.data.batch import Lengths, Places
 from rlhf.models import flash
 from rlhf.models.flash import flash_attention
-from rlhf.models.lean.filled_sizes import Sizes
 from rlhf.models.lean.layouts import Layout
 
 PACKS_BY_DEVICE = {"cpu": False, "cuda": True}
@@ -106,18 +105,16 @@ def pieces_of(lengths: Lengths) -> tuple[list[Piece], Tensor]:
     return pieces, slots
 
 
-def places_of(width: int, pieces: Sequence[Piece], slots: Tensor | None = None, keys: int = 0) -> Places:
+def places_of(width: int, pieces: Sequence[Piece], slots: Tensor | None = None) -> Places:
     """Return where the tokens of pieces of rows of `width` ids lie, on the host. `slots` as in `pieces_of`.
 
-    Tokens of a piece behind the end of its row are the row's last one. The last piece also gets keys that it does not
-    have, up to `keys` of all.
+    Tokens of a piece behind the end of its row are the row's last one.
     """
     borders = _borders(piece.end - piece.start for piece in pieces)
     own = [torch.arange(*border) for border in pairwise(borders)]  # of each piece, its tokens in the joined row
     none = own[0][:0]
     of_prompts = [none if piece.prompt is None else own[piece.prompt] for piece in pieces]
     read = [torch.cat(parts) for parts in zip(of_prompts, own, strict=True)]
-    read[-1] = F.pad(read[-1], (max(0, keys - sum(map(len, read))), 0))
     positions = [torch.arange(p.start, p.end).clamp(max=width - 1) for p in pieces]
     numbers = [
         torch.cat([p.row * width + place for p, place in zip(pieces, positions, strict=True)]),
@@ -129,28 +126,6 @@ def places_of(width: int, pieces: Sequence[Piece], slots: Tensor | None = None, 
     lengths = [[*map(len, own)], [p.selected for p in pieces], [*map(len, read)]]
     bounds = torch.tensor([*map(_borders, lengths)], dtype=torch.int32)
     return Places(torch.cat(numbers), bounds, tuple(map(len, numbers)), tuple(map(max, lengths)))
-
-
-def sizes_of(pieces: Sequence[Piece]) -> Sizes:
-    """Return what the joined pieces have."""
-    lengths = [piece.end - piece.start for piece in pieces]
-    shared = sum(lengths[piece.prompt] for piece in pieces if piece.prompt is not None)
-    tokens = sum(lengths)
-    return Sizes(tokens, shared and tokens + shared)
-
-
-def filled_places(width: int, pieces: Sequence[Piece], slots: Tensor, sizes: Sizes) -> Places:
-    """Return `places_of` pieces and of one more, which makes them as large as `sizes`, with all tokens selected.
-
-    What is computed for that piece is never read. Shapes, and all that a kernel gets from the host, then depend on
-    `sizes` and on the number of pieces alone: the selected tokens of a size differ in number.
-    """
-    filler = Piece(0, 0, sizes.tokens - sizes_of(pieces).tokens, 1)
-    places = places_of(width, [*pieces, filler], slots, sizes.keys)
-    tokens, positions, at, keys, slots = places.numbers.split(places.counts)
-    numbers = [tokens, positions, torch.arange(len(tokens)), keys, at[slots]]
-    longest = sizes.tokens, sizes.tokens, sizes.keys or sizes.tokens
-    return Places(torch.cat(numbers), places.bounds[[0, 0, 2]], tuple(map(len, numbers)), longest)
 
 
 def whole_rows(last: Tensor) -> list[Piece]:

@@ -103,15 +103,6 @@ class LeanTrunk:
             if not self.merges:
                 self._merged.pop(role, None)
 
-    @contextmanager
-    def casting_anew(self, role: str) -> Iterator[None]:
-        """Cast the adapters of an open block of `merging` here too: what captures this block captures the casts."""
-        before, self._linears[role] = self._linears[role], self._cast_adapters(role)
-        try:
-            yield
-        finally:
-            self._linears[role] = before
-
     def hidden(self, role: str, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return final-norm hidden states of a role, (B, T, H) or (B, R, H) at the `positions`.
 
@@ -130,9 +121,7 @@ class LeanTrunk:
         The prompts of neighbouring rows with the same number in `rollout.prompt_numbers` are the same.
         """
         if self.packs:
-            places = rollout.places
-            if places is None:
-                places = places_of(rollout.ids.shape[1], *pieces_of(rollout.lengths)).to(rollout.ids.device)
+            places = places_of(rollout.ids.shape[1], *pieces_of(rollout.lengths)).to(rollout.ids.device)
             *_, slots = places.numbers.split(places.counts)
             joined = self._joined(role, rollout.ids, places)
             return joined[slots.view(len(rollout.ids), -1)]

@@ -3,10 +3,8 @@
 peakmem has the patches of torch and of other libraries; here are those of this project's own code.
 """
 
-import math
 import weakref
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 from unittest import mock
 
@@ -17,14 +15,12 @@ from peakmem import StandIn, events
 from rlhf.models import matmul, random_base, spans
 from rlhf.models.lean import fused_linear, layouts, packed, trunk
 from rlhf.models.lean.growing import JoinedPrompts
-from rlhf.plan.phases import PHASES_OF_A_STEP, REHEARSED_STEPS, Work
+from rlhf.plan.phases import PHASES_OF_A_STEP, REHEARSED_STEPS
 from rlhf.plan.rehearsal import passes
 from rlhf.rollout import decoding, engine, library_decoding, own_tokens
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.decoding import Decoding
 from rlhf.rollout.trunk_decoding import TrunkDecoding
-from rlhf.stages.online import captured
-from rlhf.stages.online.captured import CapturedPasses
 from rlhf.terminal.progress import Bar
 
 P = ParamSpec("P")
@@ -46,7 +42,6 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
         layouts.COPIES_HEADS_BY_DEVICE,
         layouts.WIDE_ATTENTION_BY_DEVICE,
         packed.PACKS_BY_DEVICE,
-        captured.CAPTURES_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     for tried in (spans, packed):  # on a card
@@ -62,11 +57,6 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
     yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
     if stand_in.stands_for == "cuda":
         yield patch(fused_linear, "fused_rms_norm", _rms_norm_and_scale)  # one kernel, as for F.rms_norm
-        yield patch(torch.cuda, "CUDAGraph", _GraphOfPasses)
-        yield patch(captured, "BOUND", math.inf)  # the differences are no numbers here
-        yield patch(CapturedPasses, "__init__", _computing_twice(CapturedPasses.__init__))
-        yield patch(captured, "capturing", _capturing(stand_in))
-        yield patch(CapturedPasses, "_without", _counted_as_replayed(stand_in))
         if decoding.CAPTURES_BY_DEVICE["cuda"]:
             yield patch(Decoding, "advance", _captured(stand_in))
             yield patch(Decoding, "deliver", _without_graph(stand_in))
@@ -156,63 +146,6 @@ def _without_graph(stand_in: StandIn) -> Callable[..., None]:
         original(self)
 
     return deliver
-
-
-class _GraphOfPasses:
-    """A graph of an update, whose replay does nothing here. `work` is that of what was captured."""
-
-    work = Work()
-
-    def pool(self) -> str:
-        return "updates"
-
-    def replay(self) -> None:
-        """Do nothing."""
-
-
-def _capturing(stand_in: StandIn) -> Callable[..., AbstractContextManager[None]]:
-    @contextmanager
-    def capturing(graph: _GraphOfPasses, shares: bool, pool: object) -> Iterator[None]:
-        stand_in.mark(f"{events.CAPTURE_INTO}{graph.pool()}")
-        before = stand_in.work()
-        yield
-        graph.work = stand_in.work() - before
-        stand_in.mark(events.CAPTURED)
-
-    return capturing
-
-
-class _Never(set[Hashable]):
-    """A set that keeps nothing."""
-
-    def add(self, _: Hashable) -> None:
-        """Do nothing."""
-
-
-def _computing_twice(init: Callable[..., None]) -> Callable[..., None]:
-    """Let each pass be computed without its graph too, as the first ones are: then it takes most memory."""
-
-    def call(self: CapturedPasses, *arguments: Any) -> None:
-        init(self, *arguments)
-        self._checked = _Never()
-
-    return call
-
-
-def _counted_as_replayed(stand_in: StandIn) -> Callable[..., Any]:
-    """Let a pass without its graph take its memory, and count as a replay: a stage computes few of them so."""
-    original = CapturedPasses._without
-
-    def without(self: CapturedPasses, key: Hashable, *arguments: Any) -> Any:
-        before = stand_in.work()
-        result = original(self, key, *arguments)
-        graph: Any = self._graphs[key].graph
-        replayed = before - stand_in.work()
-        replayed += graph.work
-        stand_in.repeat((), {}, replayed, None)
-        return result
-
-    return without
 
 
 def _untracked(stand_in: StandIn, function: Callable[P, R]) -> Callable[P, R]:

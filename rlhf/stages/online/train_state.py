@@ -1,6 +1,6 @@
 """The training of online stages: trained parameters, optimizer and schedule, an update's minibatches, checkpoints."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -20,6 +20,7 @@ from rlhf.models.records import OptimizerState, SchedulerState
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import check_finite, check_optimizer, check_shapes, unpickled
 from rlhf.objectives.kl import adapt
+from rlhf.objectives.losses import Stats
 from rlhf.process import distributed
 from rlhf.recipe import StageName
 from rlhf.recipe.schema_online import OnlineOptions
@@ -29,7 +30,6 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.run.reader import reading
 from rlhf.run.records import Amount, Count, Number, Record
-from rlhf.stages.online.captured import AddGradient, CapturedPasses, captured_passes
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.terminal import say
 
@@ -97,7 +97,6 @@ class TrainState:
         self.schedule.step()
         self.kl_coef = options.kl_coef
         self.step = 0
-        self.captured: CapturedPasses | None = None  # where an update replays graphs
 
     def parameters(self, role: TrainedRole) -> Sequence[nn.Parameter]:
         """Return the trained parameters of a role."""
@@ -165,19 +164,6 @@ class TrainState:
         The rehearsal of memory (rlhf/plan/rehearsal/passes.py) yields one of several equal ones.
         """
         yield from rollout.sharded_by_length(self.options.per_device_train_batch_size, mini_rows)
-
-    def capture_passes(self, wanted: bool) -> None:
-        """Replay captured passes in updates from now on, if they are `wanted`; say why not where that is impossible."""
-        if wanted:
-            self.captured = captured_passes(self.shared, self.options, self.all_parameters)
-
-    def add_gradient(self, add: AddGradient, micro: BatchT, *given: Tensor | Hashable) -> dict[str, float]:
-        """Call `add(micro, *given)`, which adds the gradient of a micro-batch, or replay what it does.
-
-        Return its statistics, with one wait for the device.
-        """
-        weighted = add(micro, *given) if self.captured is None else self.captured(add, micro, *given)
-        return dict(zip(weighted.names, weighted.values.tolist(), strict=True))
 
     def sums_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return the sums of the statistics of micro-batches, over all ranks."""
@@ -248,6 +234,12 @@ class TrainState:
         """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
         require_usable(folder, self.stage)
         _copy(self.parameters("policy"), read_state(folder).policy, f"{folder}/state.pt: policy")
+
+
+def as_floats(stats: Stats, weight: Tensor | float = 1.0) -> dict[str, float]:
+    """Return the statistics of a micro-batch times `weight`, with one wait for the device."""
+    values = torch.stack([x.detach() for x in stats.values()]) * weight
+    return dict(zip(stats, values.tolist(), strict=True))
 
 
 def read_state(folder: Path) -> SavedState:
