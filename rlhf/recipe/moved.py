@@ -11,6 +11,7 @@ from typing import Any
 MOVED: dict[str, str | None] = {
     "lora.layers": None,
     "evaluate.unrelated": None,
+    "hardware.update_graphs": None,
 }
 
 
