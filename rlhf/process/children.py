@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rlhf.process import endings
-from rlhf.process.distributed import RANK_VARIABLES
+from rlhf.process.environment import LAUNCHER
 
 TO_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a terminal also sends them to child processes
 POLL = 0.05  # seconds between two looks at what a child has done
@@ -17,7 +17,7 @@ _PART = "RLHF_PART_OF_COMMAND"  # environment variable of a child
 
 def alone(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` without a launcher's variables, for a child process that is not a rank."""
-    return {name: value for name, value in environment.items() if name not in RANK_VARIABLES}
+    return {name: value for name, value in environment.items() if not LAUNCHER.match(name)}
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from rlhf.errors import UserError
+from rlhf.process import environment
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import Recipe
 
@@ -34,8 +35,10 @@ _captures = itertools.count(1)  # numbers of the captures of this process
 def set_environment(recipe: Recipe) -> None:
     """Set the variables that torch, cuBLAS and the allocator read when they start. Call it before torch is imported.
 
-    Child processes inherit them. A value that the user has set is kept. Nothing is set for a CPU recipe.
+    What would decide in the recipe's place is taken out (`environment.prepare`). Child processes inherit the rest. A
+    value that the user has set is kept. Nothing is set for a CPU recipe.
     """
+    environment.prepare()
     if recipe.hardware.device != "cuda":
         return
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the same variable

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RowsT = TypeVar("RowsT", bound="Sequence[object] | Tensor")
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher: torchrun, accelerate, Ray Train
+STARTED_HERE = "RLHF_LAUNCHED"  # set for the ranks that this project starts
 
 
 class Disagreement(UserError):

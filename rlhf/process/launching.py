@@ -19,7 +19,6 @@ from rlhf.recipe.plain_yaml import read_yaml
 
 LOST = 75  # exit code of a rank that ended because another one did
 DISTRIBUTED_TYPES = {"ddp": "MULTI_GPU", "fsdp": "FSDP"}  # of accelerate, by engine
-_STARTED_HERE = "RLHF_LAUNCHED"
 
 
 def needs_launch(recipe: Recipe, stage: StageName) -> bool:
@@ -46,7 +45,7 @@ def launch(loaded: PinnedRecipe, task: Task) -> None:
     logging.disable(logging.CRITICAL)  # the errors below replace the launcher's messages
     kept = os.environ.copy()
     # A rank must not take a file of the current folder for a library, as `python -m` does.
-    os.environ |= children.child_environment(PYTHONSAFEPATH="1") | {_STARTED_HERE: "1"}
+    os.environ |= children.child_environment(PYTHONSAFEPATH="1") | {distributed.STARTED_HERE: "1"}
     try:
         with arguments(task) as words:
             launch_command(launch_command_parser().parse_args([*flags, "--module", "rlhf.cli", *words]))
@@ -93,7 +92,7 @@ def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
 
 def pass_on(message: str) -> bool:
     """Pass a rank's last message to the process that launched it. Returns whether there is such a process."""
-    if _STARTED_HERE not in os.environ or not distributed.launched():
+    if distributed.STARTED_HERE not in os.environ or not distributed.launched():
         return False
     write_json(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), {"message": message, "timestamp": int(time.time())})
     return True

@@ -171,11 +171,11 @@ class StageRun:
         if checkpoint is not None:
             self._rewind(checkpoint)
 
-    def describe(self, **facts: JsonObject) -> None:
+    def describe(self, **facts: JsonObject | list[str]) -> None:
         """Add facts to manifest.json.
 
-        `data`: which data was read; `cuts`: how many
-        rows or prompts were cut to the recipe's lengths; `base`: what the folder of the base was converted from.
+        `data`: which data was read; `cuts`: how many rows or prompts were cut to the recipe's lengths; `base`: what the
+        folder of the base was converted from; `taken_out`: the variables that were set and decided nothing.
         """
         if not self._manifest:  # of a stage that a command only reads
             return

@@ -220,6 +220,7 @@ class Manifest(Record):
     packages: dict[str, str]
     python: str | None = None  # its version
     device: Device
+    taken_out: list[str] = []  # variables of launchers and of arithmetic that were set, and decided nothing
     image: str | None = None  # of the container, if any
     argv: list[str] = []
     started: str | None = None  # UTC, ISO 8601

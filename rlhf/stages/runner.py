@@ -16,7 +16,7 @@ from rlhf.errors import Interrupted, UserError
 from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
-from rlhf.process import children, cuda, distributed, endings, exhaustion, meeting
+from rlhf.process import children, cuda, distributed, endings, environment, exhaustion, meeting
 from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import PinnedRecipe, StageName, parents, shape
@@ -206,6 +206,7 @@ def _prepare_and_run(
     devices = {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
     nothing_there = resume and not run.checkpoints.steps()
     run.start(resume, sys.argv, device_facts(device) | (devices if distributed.world() > 1 else {}))
+    run.describe(taken_out=environment.taken_out())
     if nothing_there and run.is_main and not children.part_of_command():
         say(f"{run.stage}: there was no checkpoint in {run.path} to continue from; it begins at its first step")
     run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.process import children, distributed, exhaustion, launching, meeting
+from rlhf.process import children, distributed, environment, exhaustion, launching, meeting
 from rlhf.process.task import task_of
 from rlhf.recipe.chain import differences
 from rlhf.recipe.schema import Sft
@@ -210,3 +210,45 @@ def test_alone_nothing_is_shared():
     assert distributed.own_rows([1, 2, 3]) == [1, 2, 3]
     assert distributed.from_main(lambda: 5) == 5
     assert children.alone({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "HOME": "/"}) == {"HOME": "/"}
+
+
+LAUNCHERS = (  # what each leaves behind, as their sources and public reports have it
+    *(
+        "ACCELERATE_USE_DEEPSPEED",
+        "ACCELERATE_USE_FSDP",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+        "FSDP_OFFLOAD_PARAMS",
+    ),
+    *(
+        "PMI_SIZE",
+        "PMI_RANK",
+        "PMIX_RANK",
+        "PMI2_SIZE",
+        "OMPI_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_RANK",
+        "MPI_LOCALNRANKS",
+    ),
+    *("MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_WORLD_SIZE", "NODE_RANK", "CROSS_RANK"),
+    *("TORCHELASTIC_RUN_ID", "PARALLELISM_CONFIG_CP_SIZE", "MEGATRON_LM_TP_DEGREE", "SMDATAPARALLEL_LOCAL_RANK"),
+)
+ARITHMETIC = (
+    *("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DOWNCAST_BF16", "ACCELERATE_FP8_BACKEND"),
+    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCHDYNAMO_DISABLE"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "XLA_USE_BF16"),
+)
+KEPT = ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "RANKING_FILE", "MPIRUN_NOTES")
+
+
+@pytest.mark.parametrize("world", [None, 1, 2])
+def test_no_variable_decides_in_the_recipe_s_place(monkeypatch, world):
+    """One process loses what launchers and shells left, a rank of several what is arithmetic. Names are recorded."""
+    monkeypatch.setattr(os, "environ", dict.fromkeys(LAUNCHERS + ARITHMETIC + KEPT, "1"))
+    if world:
+        be(monkeypatch, 0, world)
+    environment.prepare()
+    gone = {*ARITHMETIC} if world == 2 else {*LAUNCHERS, *ARITHMETIC}
+    gone |= {*distributed.RANK_VARIABLES} if world == 1 else set()
+    assert not gone & os.environ.keys() and set(KEPT) <= os.environ.keys()
+    assert environment.taken_out() == sorted(gone) and distributed.world() == (world or 1)
+    environment.prepare()  # a child begins with what its parent recorded
+    assert environment.taken_out() == sorted(gone)

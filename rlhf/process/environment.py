@@ -1,0 +1,40 @@
+"""The environment of a process that runs a recipe: what a recipe decides, no variable decides.
+
+Launchers leave variables in shells, jobs and containers, and accelerate and transformers take ranks, engine and
+precision from them; torch and its libraries take their arithmetic from others.
+"""
+
+import os
+import re
+
+from rlhf.process import distributed
+
+# By prefix: each library adds names with each version.
+ARITHMETIC = re.compile(
+    r"ACCELERATE_(DOWNCAST|DYNAMO|FP8|MIXED_PRECISION)|ATEN_|(DNNL|ONEDNN)_|MKL_(CBWR|DISABLE|ENABLE)|(NVIDIA|HIPBLASLT)_"
+    r"TF32_|TORCH_(ALLOW|BLAS|CUBLAS|CUDNN|LINALG|MIOPEN)_|TORCH(DYNAMO|INDUCTOR)_|XLA_(DOWNCAST|USE)_|USE_HUB_KERNELS"
+)
+LAUNCHER = re.compile(
+    r"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|NODE|CROSS)_(RANK|SIZE|WORLD_SIZE)|ROLE_NAME|FORK_LAUNCHED)$|(ACCELERATE|"
+    r"DEEPSPEED|FSDP|MASTER|MEGATRON_LM|PARALLELISM_CONFIG|SMDATAPARALLEL|TORCHELASTIC)_|(PMI[X2]?|OMPI|MV2|(I_)?MPI)_"
+)
+_TAKEN = "RLHF_TAKEN_OUT"  # names of what was taken out; child processes inherit it
+
+
+def prepare() -> None:
+    """Take out of this process's environment what would decide in a recipe's place. Call it before torch is imported.
+
+    A process that is alone loses all variables of launchers and of torch's arithmetic, a rank of several those of
+    arithmetic. Slurm's variables stay: no library here reads ranks from them, and trackers log its job.
+    """
+    alone = distributed.world() == 1
+    found = {name for name in os.environ if ARITHMETIC.match(name) or (alone and LAUNCHER.match(name))}
+    if distributed.STARTED_HERE not in os.environ:  # this project's own launch sets some
+        os.environ[_TAKEN] = " ".join(sorted(found.union(taken_out())))
+    for name in found:
+        del os.environ[name]
+
+
+def taken_out() -> list[str]:
+    """Return the names of the variables that `prepare` has taken out, here or in a parent process."""
+    return os.environ.get(_TAKEN, "").split()
