@@ -1,8 +1,8 @@
 """A model behind an OpenAI-compatible endpoint, asked with openai's client.
 
 The client retries while the endpoint is busy, broken or away, waits as long as the endpoint asks, and uses the proxies
-that the environment names. It does not limit the size of an answer, so `_bound` does. Redirects are turned off: the key
-is sent to the given address only.
+that the environment names, but none to this machine. It does not limit the size of an answer, so `_bound` does.
+Redirects are turned off: the key is sent to the given address only.
 """
 
 import json
@@ -17,6 +17,7 @@ import openai
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from rlhf.errors import OptionError, UserError
+from rlhf.process import proxies
 from rlhf.terminal import excerpt, harmless
 
 TIMEOUT = 300.0  # seconds for one answer
@@ -72,6 +73,7 @@ class Endpoint:
                 follow_redirects=False,
                 headers={"Accept-Encoding": "identity"},
                 event_hooks={"response": [partial(_bound, timeout)]},
+                transport=httpx2.HTTPTransport() if proxies.is_local(self.url) else None,  # one of ours has no proxy
             )
             # The client requires a key. Without a key no header is sent, so any word will do.
             self._client = openai.OpenAI(base_url=self.url, api_key=key or "none", http_client=http)
@@ -145,8 +147,8 @@ class Endpoint:
 
     def _silence(self, problem: str) -> UserError:
         return UserError(
-            f"no endpoint answers at {self.url} ({quoted(problem)}); start one with `rlhf serve`, or check "
-            f"{self._option}"
+            f"no endpoint answers at {self.url}{proxies.in_words(self.url)} ({quoted(problem)}); start one with `rlhf "
+            f"serve`, or check {self._option}"
         )
 
     def _failure(self, problem: str) -> Unavailable:

@@ -24,6 +24,7 @@ import torch
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import Interrupted, UserError
+from rlhf.process import proxies
 from rlhf.rollout.decoding import Sampling
 from rlhf.terminal import excerpt, one_line
 
@@ -39,6 +40,8 @@ class Client:
     def __init__(self, url: str, command: Callable[[], str]):
         self.url, self._command = url.rstrip("/"), command
         self._name = ""
+        around = [urllib.request.ProxyHandler({})] if proxies.is_local(self.url) else []  # without any proxy
+        self._open = urllib.request.build_opener(*around).open
         self._call("/v1/models")
 
     @contextmanager
@@ -119,13 +122,15 @@ class Client:
         data = None if content is None else json.dumps(content).encode()
         try:
             request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+            with self._open(request, timeout=TIMEOUT) as response:
                 body = response.read()
         except urllib.error.HTTPError as error:
             reason = excerpt(error.read().decode(errors="replace"))
             raise Interrupted(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {self._hint()}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a bad address
-            raise Interrupted(f"no vLLM server answers at {self.url} ({error}); {self._hint()}") from error
+            raise Interrupted(
+                f"no vLLM server answers at {self.url}{proxies.in_words(self.url)} ({error}); {self._hint()}"
+            ) from error
         try:
             return json.loads(body)
         except ValueError:
