@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pwd
 import sys
 import traceback
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ def guarded(command: click.Command, name: str | None = None) -> None:
     streams.guard_streams()
     try:
         with endings.listening(_print_stopped):
+            _check_process()
             _check_arguments(sys.argv[1:])
             command.main(prog_name=name, standalone_mode=False)
             print(end="", flush=True)
@@ -118,6 +120,24 @@ def _in_one_line(error: click.ClickException) -> str:
     """Return click's message, with the command that prints the help."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     return f"error: {error.format_message()}" + (f" (`{context.command_path} --help`)" if context else "")
+
+
+def _check_process() -> None:
+    """Name the user for libraries that ask, where the system knows none, as in containers.
+
+    Raises UserError without a home, and for an interpreter that takes out the docstrings that transformers reads.
+    """
+    if sys.flags.optimize > 1:
+        raise UserError("PYTHONOPTIMIZE=2 (python -OO) takes out docstrings, which transformers reads: unset it, or 1")
+    user = str(os.getuid())
+    try:
+        pwd.getpwuid(int(user))
+    except KeyError:
+        os.environ.setdefault("USER", user)
+        if "HOME" not in os.environ:
+            raise UserError(
+                f"HOME is not set and user {user} has no passwd entry: set HOME to a folder of its own"
+            ) from None
 
 
 def _check_arguments(words: Sequence[str]) -> None:

@@ -49,7 +49,8 @@ def page(run_directory: Path, stage: StageName) -> str:
     manifest = read_manifest(folder)
     header = yaml.safe_dump(_header(manifest, trained, merged=stage == MERGE), sort_keys=False, allow_unicode=True)
     results = "\n".join(f"- {line}" for line in _results(run_directory, trained)) or "No result was measured."
-    facts = "\n".join(f"| {name} | {value} |" for name, value in _facts(manifest))
+    escaped = [(name, value.replace("|", r"\|")) for name, value in _facts(manifest)]
+    facts = "\n".join(f"| {name} | {value} |" for name, value in escaped)
     return f"""---
 {header}---
 # {manifest.recipe} {manifest.version}: {STAGE_TABLE[trained].title}

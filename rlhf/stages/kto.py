@@ -29,7 +29,7 @@ from rlhf.stages.result import Result
 from rlhf.stages.supervised.policy import log_ratios, measure_against_start, policy_at_its_start
 from rlhf.stages.supervised.trainer import EncodedRowsTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
-from rlhf.terminal import counted
+from rlhf.terminal import counted, say
 from rlhf.terminal.progress import working
 
 
@@ -53,6 +53,10 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
     prompts = corpus.prompts(run.stage).test[: recipe.evaluate.max_samples]
 
+    good = sum(judged.good for judged in training)
+    if good in (0, len(training)):
+        kinds = ("good", "bad") if good else ("bad", "good")
+        say("kto: all {} training answers are {}: add {} ones with --data".format(len(training), *kinds))
     batch_size = options.per_device_train_batch_size
     cut_off = options.max_samples is not None and len(split.train) > options.max_samples
     more = "raise kto.max_samples" if cut_off else "add a file with --data"
@@ -78,7 +82,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         "heldout_reward_good": rewards[is_good].mean().item(),
         "heldout_reward_bad": rewards[~is_good].mean().item(),
     }
-    good = sum(judged.good for judged in training)
     counts = {"train_good": good, "train_bad": len(training) - good, **cuts}
     metrics = gains_with_intervals(before, after, recipe.start) | telling | counts | best_step_metric(run)
     return Result(metrics, telemetry.costs(), examples(prompts, {recipe.start: before, run.stage: after}))

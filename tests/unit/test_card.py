@@ -144,3 +144,10 @@ def test_settings_of_another_shape_make_a_page_too(tmp_path):
     for number, model in enumerate(shapes):
         stage(tmp_path / str(number), "sft", manifest={**MANIFEST, "settings": {"model": model}})
         assert header(card.page(tmp_path / str(number), "sft"))["library_name"] == "peft"
+
+
+def test_a_file_s_name_does_not_break_the_table(tmp_path):
+    named = {"sha256": "1" * 64, "files": [{"name": "a|b.jsonl", "sha256": "2" * 64}]}
+    stage(tmp_path, "grpo", manifest={**MANIFEST, "data": named}, metrics=OWN)
+    row = next(line for line in card.page(tmp_path, "grpo").splitlines() if "b.jsonl" in line)
+    assert row.replace(r"\|", "").count("|") == 3

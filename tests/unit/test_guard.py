@@ -1,6 +1,9 @@
 """How a command ends: what is known in one line, a bug with its traceback, and neither floods nor drives a terminal."""
 
 import errno
+import getpass
+import os
+import subprocess
 import sys
 
 import click
@@ -115,3 +118,22 @@ def test_of_several_processes_the_first_says_why_it_was_stopped(ends, monkeypatc
     monkeypatch.setenv("RANK", "0")
     assert ends(endings.Stopped(15)) == (143, "stopped by SIGTERM\n")
     assert distributed.rank() == 0
+
+
+@pytest.mark.parametrize(("home", "code"), [("/root", 0), (None, 1)])
+def test_a_user_without_an_entry_is_named_by_number(ends, monkeypatch, home, code):
+    """Containers start users that the system does not know; libraries ask for a name, and for a home."""
+    monkeypatch.setattr(os, "getuid", lambda: 987654)
+    for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", home) if home else monkeypatch.delenv("HOME")
+    found, err = ends(UserError("the command ran"))
+    assert found == 1 and ("the command ran" in err) is (code == 0)
+    assert ("HOME" in err and "987654" in err) is (code == 1)
+    assert getpass.getuser() == "987654"
+
+
+def test_an_interpreter_without_docstrings_is_refused():
+    command = [sys.executable, "-OO", "-m", "rlhf", "recipes"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "PYTHONOPTIMIZE" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -911,6 +911,19 @@ def test_code_inside_another_projects_checkout_names_no_commit(tmp_path, monkeyp
     assert provenance.code_version().commit
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_code_of_another_user_has_its_commit(tmp_path, monkeypatch):
+    """As where a container's root runs a checkout of the user's: git refuses to look unless it is told to."""
+    monkeypatch.delenv("RLHF_COMMIT", raising=False)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", "-C", tmp_path, *identity, "commit", "-q", "--allow-empty", "-m", "ours"], check=True)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, 12345, 12345)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "rlhf/run/provenance.py"))
+    assert provenance.code_version().commit
+
+
 @pytest.mark.parametrize("where", ["hook", "work tree", "objects", "index"])
 def test_the_commit_is_that_of_the_code_whatever_git_sets_for_a_hook(tmp_path, monkeypatch, where):
     monkeypatch.delenv("RLHF_COMMIT", raising=False)
