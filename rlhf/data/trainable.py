@@ -9,6 +9,7 @@ from rlhf.data.chat_template import check
 from rlhf.data.formats import RECIPE_ADVICE, ParsedRows
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
 from rlhf.data.tokenize import DialogueTokenizer, chat_text, needed_pad_token, turn_end
+from rlhf.data.transcripts import unix
 from rlhf.errors import UserError
 from rlhf.recipe.choices import OnBadRow
 from rlhf.run.reader import reading
@@ -97,7 +98,7 @@ def _spelled(tokenizer: DialogueTokenizer, text: str) -> str | None:
     """Return which control token, or else which mark of the template's turns, a text spells first; None for neither."""
     if (reason := _spelled_token(tokenizer, text)) is not None:
         return reason
-    mark = tokenizer.turn_marks.search(text)
+    mark = tokenizer.turn_marks.search(unix(text))  # a mark is one with the line ends of any system
     return None if mark is None else f"a text spells the mark of a turn {mark[0]!r}"
 
 

@@ -17,7 +17,7 @@ def parse_hh(text: str) -> tuple[Message, ...]:
     Text before the first turn is a system message; a text without turns is a system message as a whole.
     Line ends of other systems become those of Unix, in front of turns and within them.
     """
-    lead, *parts = _TURN.split(_unix(text))
+    lead, *parts = _TURN.split(unix(text))
     messages = [Message("system", lead)] if lead.strip() else []
     for speaker, content in zip(parts[::2], parts[1::2], strict=True):
         messages.append(Message(_ROLE_OF_SPEAKER[speaker], content.removeprefix(" ")))
@@ -26,7 +26,7 @@ def parse_hh(text: str) -> tuple[Message, ...]:
 
 def begins_with_turn(text: str) -> bool:
     """Return whether a text begins as transcripts of HH do: with an empty line and the user's mark."""
-    return _unix(text).startswith("\n\nHuman:")
+    return unix(text).startswith("\n\nHuman:")
 
 
 def is_transcript(prompt: str) -> bool:
@@ -34,14 +34,14 @@ def is_transcript(prompt: str) -> bool:
 
     No text of the assistant's stands last. A text that merely begins with `Human:`, or quotes turns, has another shape.
     """
-    text = _unix(prompt)
+    text = unix(prompt)
     begins = text.lstrip().startswith("Human:")
     if text.rstrip().endswith("\n\nAssistant:"):
         return begins or "\n\nHuman:" in text
     return begins and (begins_with_turn(text) or "\n\nAssistant:" in text) and parse_hh(text)[-1].role == "user"
 
 
-def _unix(text: str) -> str:
+def unix(text: str) -> str:
     """Return a text whose line ends are those of Unix."""
     return text if text.isascii() and "\r" not in text else _LINE_END.sub("\n", text)
 
