@@ -4,24 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.models import flash, spans
 from rlhf.models.lean import fused_linear, packed, trunk
 from rlhf.rollout import library_decoding
 
 
 def join_rows(patch: pytest.MonkeyPatch) -> None:
     """Let the lean trunk join rows on a CPU as on a card, also in float32."""
-    patch.setitem(packed.PACKS_BY_DEVICE, "cpu", True)
-    patch.setattr(flash, "DTYPES", (torch.float32, torch.bfloat16))
-    patch.setattr(packed, "kernel_works", lambda *_: True)
+    patch.setattr(trunk.LeanTrunk, "packs", True)
     patch.setattr(packed, "flash_attention", flash_attention)
 
 
 def decode_as_a_card(patch: pytest.MonkeyPatch) -> None:
     """Let the lean trunk sample on a CPU as on a card, also in float32: own tokens, fused kernels, weights apart."""
     join_rows(patch)
-    patch.setattr(spans, "flash_attention", lambda *args, **options: (one_kernel(*args, **options),))
-    patch.setattr(spans, "kernel_works", lambda *_: True)
+    patch.setattr(packed, "flash_attention", lambda *args, **options: (one_kernel(*args, **options),))
     patch.setitem(fused_linear.FUSED_BY_DEVICE, "cpu", True)
     patch.setitem(library_decoding.FEW_KERNELS_BY_DEVICE, "cpu", True)
     patch.setitem(trunk.ONEDNN_BY_DEVICE, "cpu", False)

@@ -7,8 +7,6 @@ from functools import partial
 from unittest import mock
 
 import torch
-from peft.tuners.lora import LoraLayer
-from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from bench.ceilings import ceilings
@@ -21,16 +19,12 @@ from bench.gpu.variants import (
     AS_IT_IS,
     DECODING_VARIANTS,
     LIBRARY,
-    SAMPLING,
-    SAMPLING_4BIT,
-    SamplingFields,
     Variant,
     synchronize,
 )
 from bench.steps import spread
 from bench.targets import DECODING_MBU, rate_ends, reached
 from rlhf.data.tokenize import DialogueTokenizer
-from rlhf.models.nf4 import four_bit_layers
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Recipe
 from rlhf.recipe.schema_online import Ppo
@@ -55,8 +49,8 @@ def measure(context: Context[DecodingFigures], rows: list[int]) -> Decision:
         table: DecodingRows = {"variants": {}}
         measured["rows"][str(count)] = table
         work, bytes_read = {}, {}
-        for name, variant, fields in choices(loaded.recipe):
-            sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, count, **fields)
+        for name, variant in choices(loaded.recipe):
+            sampling = Sampling(options.max_prompt_length, options.response_length, 1.0, count)
             work[name] = partial(rollout_seconds, shared, tokenizer, sampling, variant)
             bytes_read[name] = bytes_per_step(shared, sampling, slots, adapter=variant is not variants.no_adapters)
         for name, runs in variants.in_rounds(work, ROUNDS + 1):
@@ -70,16 +64,11 @@ def measure(context: Context[DecodingFigures], rows: list[int]) -> Decision:
     return decided
 
 
-def choices(recipe: Recipe) -> Iterator[tuple[str, Variant, SamplingFields]]:
-    """Yield name, context and fields of `Sampling` of every variant that differs from what the recipe's stages run."""
-    options = recipe.options(Ppo)
-    usual: SamplingFields = {"merged": options.rollout_weights == "merged", "four_bit": options.rollout_4bit}
+def choices(recipe: Recipe) -> Iterator[tuple[str, Variant]]:
+    """Yield name and context of every variant that differs from what the recipe's stages run."""
     for name, variant in DECODING_VARIANTS.items():
         if name != LIBRARY or recipe.hardware.trunk == "lean":
-            yield name, variant, usual
-    for name, fields in (SAMPLING if recipe.model.quantization == "none" else SAMPLING | SAMPLING_4BIT).items():
-        if usual | fields != usual:
-            yield name, variants.as_it_is, usual | fields
+            yield name, variant
 
 
 def decision(row: DecodingTime | str, count: int, dry_run: bool) -> Decision:
@@ -195,7 +184,7 @@ def bytes_per_step(shared: SharedBase, sampling: Sampling, slots: float, adapter
     """Return the bytes that a decoding step must read: weights, active adapter, keys and values.
 
     `slots` is the number of tokens of a row whose keys and values are read. Embeddings are looked up and do not count,
-    unless they are the output layer, too; norms are left out. Merged weights hold the adapter. In 16 bits these are the
+    unless they are the output layer, too; norms are left out. In 16 bits these are the
     bytes of `rlhf.plan.projection.decoding_step_bytes`. A packed weight counts once, as it lies, even where a step
     unpacks it or reads it for several groups of rows: that is not what it must read.
     """
@@ -203,24 +192,13 @@ def bytes_per_step(shared: SharedBase, sampling: Sampling, slots: float, adapter
     embeddings, head = shared.base.get_input_embeddings().weight, shared.base.get_output_embeddings().weight
     base = [p for name, p in shared.base.named_parameters() if "lora_" not in name and p.dim() > 1]
     weights = sum(_size(p) for p in base if p is not embeddings or p is head)
-    for layer in copied_layers(shared, sampling):
-        weights += layer.in_features * layer.out_features * head.element_size() - _size(layer.weight)
-    adapters = sum(map(_size, shared.roles.parameters("policy"))) if adapter and not sampling.merged else 0
+    adapters = sum(map(_size, shared.roles.parameters("policy"))) if adapter else 0
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rows = sampling.batch_size
     cached: float = (
         2 * config.num_hidden_layers * config.num_key_value_heads * size * rows * slots * head.element_size()
     )
     return round(weights + adapters + cached)
-
-
-def copied_layers(shared: SharedBase, sampling: Sampling) -> list[nn.Linear]:
-    """Return the layers with 4-bit weights of which a rollout makes a copy in full, which its steps read instead."""
-    packed = four_bit_layers(shared.base)
-    if sampling.four_bit == "unpacked":
-        return packed
-    adapted = {layer.get_base_layer() for layer in shared.base.modules() if isinstance(layer, LoraLayer)}
-    return [layer for layer in packed if sampling.merged and layer in adapted]
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -23,7 +23,6 @@ from bench.paths import ROOT
 from rlhf import recipe as recipes
 from rlhf.files import JsonValue, write_json
 from rlhf.recipe import Changes, PinnedRecipe
-from rlhf.recipe.schema_online import Ppo
 from rlhf.recipe.small import random_weights_changes
 
 if TYPE_CHECKING:
@@ -125,8 +124,7 @@ def load(item: GpuItem, dry_run: bool) -> PinnedRecipe | None:
     loaded = recipes.load(ROOT / "recipes" / item.recipe)
     if not dry_run:
         return loaded
-    weights = loaded.recipe.options(Ppo).rollout_weights
-    how = {"hardware.trunk": loaded.recipe.hardware.trunk, "ppo.rollout_weights": weights}
+    how = {"hardware.trunk": loaded.recipe.hardware.trunk}
     return recipes.load(ROOT / "recipes" / "cpu-tiny" / "v1", TINY | how)
 
 

@@ -5,13 +5,12 @@ A variant is called with the shared base and is on inside its `with` block.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from bench.rounds import in_order
 from rlhf.models.lean.trunk import LeanTrunk
-from rlhf.recipe.choices import FourBit
 from rlhf.stages.supervised.forward import as_decoder, without_mask
 
 K = TypeVar("K", bound=Hashable)
@@ -58,20 +57,6 @@ AS_IT_IS, LEAN, LIBRARY = "as the stages run", "lean trunk", "the library's laye
 # The first entry is what a run does; the others differ from it in one thing. New switches belong here.
 DECODING_VARIANTS: dict[str, Variant] = {AS_IT_IS: as_it_is, LIBRARY: library_layers, "no adapters": no_adapters}
 TRAINING: dict[str, Variant] = {AS_IT_IS: as_it_is, LEAN: lean_trunk}
-
-
-class SamplingFields(TypedDict, total=False):
-    """The fields of `Sampling` that choose how a rollout multiplies."""
-
-    merged: bool
-    four_bit: FourBit
-
-
-SAMPLING: dict[str, SamplingFields] = {"merged weights": {"merged": True}, "adapters apart": {"merged": False}}
-SAMPLING_4BIT: dict[str, SamplingFields] = {
-    "4-bit products in row groups": {"four_bit": "row_groups"},
-    "4-bit weights unpacked": {"four_bit": "unpacked"},
-}
 
 
 @contextmanager

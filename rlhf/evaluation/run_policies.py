@@ -18,7 +18,8 @@ from rlhf.run.directory import StageRun
 def load_roles(run: StageRun, device: torch.device, start: Path | None, trained: Sequence[PolicyName]) -> SharedBase:
     """Return the base with the `start` as `reference`, each trained policy under its stage's name, any reward model."""
     roles: dict[Role, AdapterStart] = {"reference": start, **{stage: run.parents.folder(stage) for stage in trained}}
-    shared = SharedBase(load_base(run.base, device), roles, lean=run.loaded.recipe.hardware.trunk == "lean")
+    hardware = run.loaded.recipe.hardware
+    shared = SharedBase(load_base(run.base, device), roles, lean=hardware.trunk == "lean", joins=hardware.joined_rows)
     add_reward_models(shared, run)
     return shared
 

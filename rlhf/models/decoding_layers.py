@@ -6,14 +6,11 @@ modules, their parameters and peft's format stay unchanged. Weights are prepared
 change inside it. There are no gradients.
 
 - `fused_adapters`, `fused_norms`: LoRA and RMSNorm in fewer kernels.
-- `merged_adapters`: a copy of each weight that has an adapter, with the adapter added to it.
-- `four_bit_weights`: a choice of the kernels that multiply with 4-bit weights.
 """
 
-import math
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,15 +19,12 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from rlhf.models.forwards import replaced_forwards
-from rlhf.models.nf4 import four_bit_layers, kept_unpacked, linear, unpacked
 from rlhf.models.precision import Model, dtype_of
-from rlhf.recipe.choices import FourBit
 from rlhf.recipe.model_types import RMS_NORMS
 
 Forward = Callable[[Tensor], Tensor]
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # siblings with the same input
-FUSED_EVERYWHERE = 4  # rows that bitsandbytes multiplies with a packed weight on every card
 
 
 @contextmanager
@@ -50,35 +44,6 @@ def fused_norms(model: Model) -> Iterator[None]:
     norms: list[Any] = [module for module in model.modules() if type(module).__name__ in RMS_NORMS]
     with replaced_forwards({norm: _norm_forward(norm.weight, norm.variance_epsilon) for norm in norms}):
         yield
-
-
-@contextmanager
-def merged_adapters(model: Model) -> Iterator[None]:
-    """Multiply with W + scaling * B A, a copy in the model's dtype of each weight that has an active adapter.
-
-    The sum is made in float32 and rounded once. Where the base is in 4 bits the copy is not: it needs the memory of the
-    unpacked weights.
-    """
-    dtype = dtype_of(model)
-    forwards: dict[nn.Module, Forward] = {}
-    for layer, (base, a, b, scaling) in _plain_adapters(model).items():
-        weight = torch.addmm(unpacked(base).float(), b.float(), a.float(), alpha=scaling).to(dtype)
-        forwards[layer] = linear(weight, base.bias)
-    with replaced_forwards(forwards):
-        yield
-
-
-def four_bit_weights(model: Model, method: FourBit) -> AbstractContextManager[None]:
-    """Multiply with 4-bit weights by another method inside the block.
-
-    `library`: as bitsandbytes chooses. Above a number of rows that depends on card and shape it unpacks the weight in
-    each product. `row_groups`: the rows of a decoding step are multiplied in groups up to that number, each of which
-    reads the packed weight. `unpacked`: every weight is unpacked once, when the block begins.
-    """
-    if method == "unpacked":
-        return kept_unpacked(model)
-    layers = four_bit_layers(model) if method == "row_groups" else []
-    return replaced_forwards({layer: _in_row_groups(layer) for layer in layers})
 
 
 # -- adapters ------------------------------------------------------------------------------------------------------
@@ -187,42 +152,3 @@ def _norm_forward(weight: Tensor, eps: float) -> Forward:
             return F.rms_norm(x, list(weight.shape), weight, eps)
 
     return forward
-
-
-# -- 4-bit weights -------------------------------------------------------------------------------------------------
-
-
-def _in_row_groups(layer: nn.Linear) -> Forward:
-    """Return the layer's own forward pass, split into groups of rows where one fused kernel cannot take them all.
-
-    x is (rows, 1, in) in a decoding step.
-    """
-    whole = layer.forward
-    in_features = layer.in_features
-
-    def forward(x: Tensor) -> Tensor:
-        row_count = x.numel() // in_features
-        if x.shape[-2] > 1:  # a prompt
-            return whole(x)
-        most = fused_rows(x, row_count, layer.out_features, in_features)
-        if most == row_count:
-            return whole(x)
-        return torch.cat([whole(part) for part in x.chunk(math.ceil(row_count / most))])
-
-    return forward
-
-
-def fused_rows(x: Tensor, rows: int, out_features: int, in_features: int) -> int:
-    """Return the most rows, up to `rows`, that bitsandbytes multiplies without unpacking the weight, on x's device.
-
-    Calls the heuristic by which bitsandbytes chooses (backends/cuda/ops.py, 0.50); other devices than CUDA have none.
-    """
-    if x.device.type != "cuda":
-        return min(rows, FUSED_EVERYWHERE)
-    from bitsandbytes.backends.cuda.ops import _gemm_4bit_use_custom_fn
-
-    def fused(count: int) -> bool:
-        chosen: bool = _gemm_4bit_use_custom_fn(x.device.index, x.dtype, count, out_features, in_features)
-        return chosen
-
-    return next(filter(fused, range(rows, 1, -1)), 1)

@@ -1,22 +1,16 @@
 """Weights in NF4, the 4-bit format of QLoRA (arXiv 2305.14314), packed by bitsandbytes."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rlhf.errors import UserError
-from rlhf.models.forwards import replaced_forwards
 from rlhf.models.traits import has_fused_experts
 from rlhf.recipe.schema_model import Architecture, Model
 from rlhf.run.packages import install_command, require
-
-COPY = "unpacked_copy"  # attribute of a packed layer inside a block of `kept_unpacked`
 
 
 def nf4_config(settings: Model) -> BitsAndBytesConfig:
@@ -104,13 +98,7 @@ def keep_layout(model: nn.Module) -> None:
 
 
 def unpacked(layer: nn.Linear) -> torch.Tensor:
-    """Return a linear layer's weight (out, in); a 4-bit one is unpacked in bitsandbytes' compute type.
-
-    Inside a block of `kept_unpacked` it is the copy that is kept.
-    """
-    if COPY in vars(layer):
-        kept: torch.Tensor = vars(layer)[COPY]
-        return kept
+    """Return a linear layer's weight (out, in); a 4-bit one is unpacked in bitsandbytes' compute type."""
     state = getattr(layer.weight, "quant_state", None)
     if state is None:
         return layer.weight
@@ -118,30 +106,3 @@ def unpacked(layer: nn.Linear) -> torch.Tensor:
 
     weight: torch.Tensor = dequantize_4bit(layer.weight.data, state)
     return weight
-
-
-@contextmanager
-def kept_unpacked(model: nn.Module) -> Iterator[None]:
-    """Unpack each 4-bit weight once, and multiply with the copies inside the block.
-
-    The numbers are those of bitsandbytes, which unpacks a weight in each pass of many rows. It takes the memory of the
-    weights in their compute type.
-    """
-    layers = four_bit_layers(model)
-    try:
-        for layer in layers:
-            vars(layer)[COPY] = unpacked(layer)
-        with replaced_forwards({layer: linear(vars(layer)[COPY], layer.bias) for layer in layers}):
-            yield
-    finally:
-        for layer in layers:
-            vars(layer).pop(COPY, None)
-
-
-def linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return a forward pass with a weight (out, in), in its type; the result has the type of the input."""
-
-    def forward(x: Tensor) -> Tensor:
-        return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
-
-    return forward

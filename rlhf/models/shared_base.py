@@ -40,7 +40,8 @@ from rlhf.run.layout import ADAPTER
 class SharedBase:
     """Roles over one base: `base` without an adapter, and those of `adapters`, by where each starts.
 
-    Only `trainable` roles get gradients. `lean`: hidden states come from rlhf/models/lean/ and not from the library.
+    Only `trainable` roles get gradients. `lean`: hidden states come from rlhf/models/lean/ and not from the library;
+    `joins` as in `LeanTrunk`.
     Raises UserError for a base that the lean trunk does not support.
     """
 
@@ -50,12 +51,13 @@ class SharedBase:
         adapters: Mapping[Role, AdapterStart],
         trainable: tuple[Role, ...] = (),
         lean: bool = False,
+        joins: bool = False,
     ):
         self.end_ids = end_ids(base, str(base.name_or_path))  # the checkpoint's own
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
         self.logit_scale = logit_scale(base.config)
-        self.lean_trunk = LeanTrunk(base) if lean else None
+        self.lean_trunk = LeanTrunk(base, joins) if lean else None
         self.score_heads: dict[ScoreRole, nn.Linear] = {}
         self.ensemble: Ensemble | None = None  # how the scores of `reward_roles` become one, where they are several
         self.value_head: nn.Linear | None = None

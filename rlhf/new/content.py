@@ -46,7 +46,6 @@ class Online(NamedTuple):
     per_device_train_batch_size: int = 8
     gradient_checkpointing: bool = True
     rollout_batch_size: int = ROLLOUTS
-    update_4bit: str = "packed"
 
 
 class Evaluation(NamedTuple):

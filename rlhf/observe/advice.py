@@ -91,10 +91,6 @@ def recomputed_logprobs(h: History) -> dict[str, str]:
 def nearer_sampler(h: History) -> dict[str, str]:
     """Return settings that sample as training computes, or correct the difference; none for a server."""
     options = h.online
-    if options.rollout_weights == "merged":
-        return {f"{h.stage}.rollout_weights": "adapter"}
-    if options.rollout_4bit != "library":
-        return {f"{h.stage}.rollout_4bit": "library"}
     if options.correction != "none":
         return {}
     return recomputed_logprobs(h) or {f"{h.stage}.sampling_correction": "token_truncate"}

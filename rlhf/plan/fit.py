@@ -250,8 +250,6 @@ def _setting_groups(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[S
         if stage in stages:
             groups += _rollout_groups(stage, options)
     groups += [_training_group(loaded, stage) for stage in stages if stage in TRAINING_STAGES]
-    if recipe.model.quantization == "nf4" and not recipe.hardware.divides_weights:
-        groups += [_unpacking_group(stage) for stage in recipe.online() if stage in stages]
     return groups
 
 
@@ -286,12 +284,6 @@ def _training_group(loaded: PinnedRecipe, stage: TrainingName) -> SettingGroup:
     else:
         names = ["update"] if options.score_batch_size is not None else ["score", "update"]
     return SettingGroup(tuple((stage, name) for name in names), training, {})
-
-
-def _unpacking_group(stage: StageName) -> SettingGroup:
-    """Return whether an update unpacks 4-bit weights once, with the memory that all other settings have left."""
-    unpacked, packed = (Candidate({f"{stage}.update_4bit": how}, n, 1) for n, how in enumerate(("unpacked", "packed")))
-    return SettingGroup(((stage, "update"),), [[unpacked], [packed]], {})
 
 
 def _faster_with_more_rows(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -21,8 +21,6 @@ from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, Pred
 from rlhf.plan.weights import (
     ADAPTER_BYTES,
     NUMBER_BYTES,
-    Form,
-    adapted_layers,
     adapter_parameters,
     bytes_of_product,
     linear_layers,
@@ -30,7 +28,6 @@ from rlhf.plan.weights import (
 )
 from rlhf.recipe import Recipe, StageName, TrainingName
 from rlhf.recipe.choices import Trunk
-from rlhf.recipe.model_types import TESTED
 from rlhf.recipe.schema import Dialogues
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.recipe.stages import FEW_SAMPLES, SFT, STAGE_TABLE, TRAINING_STAGES
@@ -380,17 +377,9 @@ def launches_of_a_decoding_step(recipe: Recipe, stage: TrainingName, predicted: 
 def cached_slots(recipe: Recipe, prompt: float, response: int) -> float:
     """Return the slots of the cache that a row reads in a mean decoding step, with `prompt` tokens before a response.
 
-    The tokens that it has, of the response half of them; on a card whose kernel cannot read them alone
-    (rlhf/rollout/own_tokens.py) a window that also has slots for the tokens to come.
+    The tokens that it has, of the response half of them; on a card a window that also has slots for tokens to come.
     """
-    hardware, model = recipe.hardware, recipe.model
-    alone = (
-        shape_of(recipe).model_type in TESTED
-        and model.dtype != "float32"
-        and model.attention != "eager"
-        and cards.gpu_of(hardware.name).capability >= (8, 0)
-    )
-    if alone or hardware.device == "cpu":
+    if recipe.hardware.device == "cpu":
         return prompt + response / 2
     return prompt + mean(min(response, -(-step // WINDOW) * WINDOW) for step in range(1, response + 1))
 
@@ -400,8 +389,6 @@ class _Sampled(NamedTuple):
 
     rows: float  # at once, in a mean batch
     response_length: int
-    merged: bool = False  # adapters are part of a copy of the weights
-    form: Form = "library"
 
 
 def _sampled(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> _Sampled:
@@ -410,8 +397,7 @@ def _sampled(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> _Sampled
         batch = _mean_batch(_sampled_prompts(recipe, stage, rows), sampling.batch_size)
         return _Sampled(batch, sampling.response_length)
     batch = _mean_batch(options.batch_size, options.rollout_batch_size)
-    form: Form = "copy" if options.rollout_4bit == "unpacked" else options.rollout_4bit
-    return _Sampled(batch, options.response_length, options.rollout_weights == "merged", form)
+    return _Sampled(batch, options.response_length)
 
 
 def _mean_batch(rows: int, most: int) -> float:
@@ -420,12 +406,10 @@ def _mean_batch(rows: int, most: int) -> float:
 
 def _layers_of_a_step(recipe: Recipe, sampled: _Sampled) -> float:
     """Return the bytes of the layers' weights and of one adapter. Raises PredictionError for layers not known."""
-    adapted, layers = adapted_layers(recipe), shape_of(recipe).num_hidden_layers
+    layers = shape_of(recipe).num_hidden_layers
     size, packed = NUMBER_BYTES[recipe.model.dtype], recipe.model.quantization == "nf4"
     gpu, rows = cards.gpu_of(recipe.hardware.name), math.ceil(sampled.rows)
-    total = 0.0 if sampled.merged else float(ADAPTER_BYTES * adapter_parameters(recipe))
-    for name, (inputs, outputs) in linear_layers(recipe).items():
-        copied = len(adapted.get(name, ())) if sampled.merged else 0
-        product = bytes_of_product(inputs, outputs, rows, size, packed, sampled.form, gpu)
-        total += copied * inputs * outputs * size + (layers - copied) * product
+    total = float(ADAPTER_BYTES * adapter_parameters(recipe))
+    for inputs, outputs in linear_layers(recipe).values():
+        total += layers * bytes_of_product(inputs, outputs, rows, size, packed, gpu)
     return total

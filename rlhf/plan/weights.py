@@ -1,9 +1,6 @@
 """The weights of a decoder's layers by recipe: shapes, numbers, and bytes in the form in which they are read."""
 
 import functools
-import math
-from collections.abc import Mapping
-from typing import Literal
 
 from peakmem import cards
 from rlhf.plan.phases import PredictionError
@@ -16,8 +13,6 @@ NUMBER_BYTES = {"float32": 4, "bfloat16": 2}  # by the recipe's model.dtype
 # Bytes of a weight in NF4: 4 bits, for each 64 weights a scale of 8 bits, for each 256 scales one of 32 bits.
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 ADAPTER_BYTES = 4  # float32
-
-Form = Literal["library", "row_groups", "copy"]  # how packed weights are multiplied with; copy: they lie in 16 bits
 
 
 def shape_of(recipe: Recipe) -> Architecture:
@@ -53,33 +48,20 @@ def layers_bytes(recipe: Recipe) -> int:
     return round(layer * shape_of(recipe).num_hidden_layers * number)
 
 
-def adapted_layers(recipe: Recipe) -> Mapping[str, range]:
-    """Return the numbers of the decoder layers in which each kind of linear layer has an adapter."""
-    linear, targets, count = linear_layers(recipe), recipe.lora.target_modules, shape_of(recipe).num_hidden_layers
-    names = linear if targets == "all-linear" else [name.split(".")[-1] for name in targets]
-    numbers = range(count)
-    return dict.fromkeys(names, range(numbers[0], numbers[-1] + 1))
-
-
 def adapter_parameters(recipe: Recipe) -> int:
     """Return the numbers of one LoRA adapter: r · (in + out) for each linear layer that has one."""
-    linear = linear_layers(recipe)
-    return recipe.lora.r * sum(sum(linear[name]) * len(numbers) for name, numbers in adapted_layers(recipe).items())
+    linear, targets = linear_layers(recipe), recipe.lora.target_modules
+    names = linear if targets == "all-linear" else [name.split(".")[-1] for name in targets]
+    return recipe.lora.r * shape_of(recipe).num_hidden_layers * sum(sum(linear[name]) for name in names)
 
 
-def bytes_of_product(
-    inputs: int, outputs: int, rows: int, size: int, packed: bool, form: Form, gpu: cards.Gpu
-) -> float:
+def bytes_of_product(inputs: int, outputs: int, rows: int, size: int, packed: bool, gpu: cards.Gpu) -> float:
     """Return the bytes of a weight for one product with `rows` inputs; `size` is that of a number of 16 or 32 bits.
 
-    A packed weight is read packed; where bitsandbytes unpacks it, it is also written and read in full. In row groups it
-    is read once for each group.
+    A packed weight is read packed; where bitsandbytes unpacks it, it is also written and read in full.
     """
-    if not packed or form == "copy":
+    if not packed:
         return inputs * outputs * size
-    fused = (n for n in range(rows, 0, -1) if not _unpacked(gpu, n, outputs, inputs))
-    if form == "row_groups" and (most := next(fused, 0)):
-        return inputs * outputs * NF4_BYTES * math.ceil(rows / most)
     return inputs * outputs * (NF4_BYTES + 2 * size * _unpacked(gpu, rows, outputs, inputs))
 
 

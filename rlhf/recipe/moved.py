@@ -12,6 +12,15 @@ MOVED: dict[str, str | None] = {
     "lora.layers": None,
     "evaluate.unrelated": None,
     "hardware.update_graphs": None,
+    "ppo.rollout_weights": None,
+    "ppo.rollout_4bit": None,
+    "ppo.update_4bit": None,
+    "rloo.rollout_weights": None,
+    "rloo.rollout_4bit": None,
+    "rloo.update_4bit": None,
+    "grpo.rollout_weights": None,
+    "grpo.rollout_4bit": None,
+    "grpo.update_4bit": None,
 }
 
 

@@ -83,7 +83,7 @@ class Optimization(Section):
     def _check_steps(self) -> Self:
         """Raise ValueError unless checkpoints are saved where a logging window ends."""
         if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
-            raise ValueError(f"save_steps: {self.save_steps} must be a multiple of logging_steps: {self.logging_steps}")
+            raise ValueError("save_steps must be a multiple of logging_steps")
         return self
 
     def per_device(self, count: int) -> tuple[int, int]:
@@ -148,7 +148,7 @@ class Rm(Dialogues):
     )
     margin: NonNegative = 0.0  # subtracted from the difference of scores
     center_rewards_coefficient: NonNegative = 0.0
-    ensemble: Annotated[int | None, Field(ge=2, le=1 + len(MEMBER_ROLES))] = None
+    ensemble: Annotated[int | None, Field(ge=2, le=1 + len(MEMBER_ROLES), description="one reward model")] = None
 
     @model_validator(mode="after")
     def _check_loss(self) -> Self:
@@ -300,6 +300,8 @@ class Recipe(Section):
     def _check_trunk(self) -> None:
         """Raise ValueError where the lean trunk cannot compute the passes of this recipe."""
         if self.hardware.trunk == "library":
+            if self.hardware.joined_rows:
+                raise ValueError("hardware.joined_rows needs hardware.trunk: lean")
             return
         if self.hardware.divides_weights:
             raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")
@@ -330,14 +332,6 @@ class Recipe(Section):
             if options.batch_size // options.samples_per_prompt % self.hardware.count:
                 raise ValueError(
                     f"{stage}: batch_size / num_generations must be divisible by hardware.count: {self.hardware.count}"
-                )
-            if options.rollout_4bit != "library" and self.model.quantization == "none":
-                raise ValueError(f"{stage}.rollout_4bit: {options.rollout_4bit} needs model.quantization: nf4")
-            if options.update_4bit == "unpacked" and self.model.quantization == "none":
-                raise ValueError(f"{stage}.update_4bit: unpacked needs model.quantization: nf4")
-            if options.update_4bit == "unpacked" and self.hardware.divides_weights:
-                raise ValueError(
-                    f"{stage}.update_4bit: unpacked needs hardware.engine: ddp, whose processes hold all weights"
                 )
             if options.vllm_url is not None and self.hardware.count > 1:
                 raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")

@@ -41,6 +41,7 @@ class Hardware(Section):
     engine: Literal["ddp", "fsdp"] = "ddp"  # ddp: all weights on each device; fsdp: shards
     deterministic: bool = False  # on CUDA; a CPU always is (docs/reliability.md)
     trunk: Trunk = "library"  # forward and backward passes; lean: rlhf/models/lean/trunk.py
+    joined_rows: bool = False  # on a card in 16 bits the lean trunk joins rows without padding, and samples
 
     @property
     def divides_weights(self) -> bool:

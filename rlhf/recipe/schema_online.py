@@ -22,7 +22,7 @@ from rlhf.recipe.bounds import (
     Temperature,
     Tokens,
 )
-from rlhf.recipe.choices import CriticKind, FourBit, KeptWeights, Optimizer, Schedule, UpdateFourBit
+from rlhf.recipe.choices import CriticKind, KeptWeights, Optimizer, Schedule
 from rlhf.recipe.strict import AsTuple, Section
 
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
@@ -40,9 +40,6 @@ class OnlineBase(Section):
     num_mini_batches: BatchRows  # optimizer steps per epoch
     per_device_train_batch_size: BatchRows  # micro-batch: decides memory; the result changes by rounding only
     rollout_batch_size: BatchRows  # responses decoded together
-    rollout_weights: Literal["adapter", "merged"] = "adapter"  # merged: sample with weights that include the adapter
-    rollout_4bit: FourBit = "library"  # products with 4-bit weights: docs/internals.md
-    update_4bit: UpdateFourBit = "packed"  # unpacked: 4-bit weights are unpacked once for an update
     score_batch_size: BatchRows | None = None  # responses scored together; null: per_device_train_batch_size
     vllm_url: Name | None = None  # address of a vLLM server that samples (rlhf/rollout/vllm.py)
     learning_rate: Rate
@@ -115,7 +112,7 @@ class OnlineBase(Section):
     @property
     def sampling_differs(self) -> bool:
         """Return whether the sampler computes another distribution than the one that is trained, beyond rounding."""
-        return self.vllm_url is not None or self.rollout_weights == "merged" or self.rollout_4bit != "library"
+        return self.vllm_url is not None
 
     @property
     def correction(self) -> SamplingCorrection:
@@ -150,10 +147,7 @@ class OnlineBase(Section):
                 f"batch_size {self.batch_size} must be a multiple of num_mini_batches {self.num_mini_batches}"
             )
         if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
-            raise ValueError(
-                f"eval_steps: {self.eval_steps} and save_steps: {self.save_steps} must be multiples of logging_steps: "
-                f"{self.logging_steps}"
-            )
+            raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
         if self.kl_penalty == "loss" and self.kl_estimator == "k1" and not self.corrects_kl:
             raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
         if self.kl_penalty == "loss" and self.kl_estimator == "k2" and self.corrects_kl:
@@ -169,8 +163,6 @@ class OnlineBase(Section):
                 f"sampling_correction: {self.sampling_correction} needs old_logprobs: recompute; with rollout the "
                 "ratio holds the difference already"
             )
-        if self.rollout_weights == "merged" and (self.old_logprobs == "rollout" or self.rollout_4bit != "library"):
-            raise ValueError("rollout_weights: merged needs old_logprobs: recompute and rollout_4bit: library")
         return self
 
     @model_validator(mode="after")

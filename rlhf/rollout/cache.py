@@ -14,18 +14,16 @@ def repeated(x: Tensor, copies: int) -> Tensor:
 class CacheLayer(CacheLayerMixin):
     """Keys and values of one layer in buffers that are allocated once; a step reads a view of the first `window`.
 
-    Each prompt has `copies` rows in them. With `by_slot` the heads of a slot lie side by side in memory, as attention
-    to rows of different length needs them (rlhf/rollout/own_tokens.py); the shape is the same.
+    Each prompt has `copies` rows in them.
     """
 
     keys: Tensor  # both from the first update on
     values: Tensor
 
-    def __init__(self, slots: int, copies: int = 1, by_slot: bool = False):
+    def __init__(self, slots: int, copies: int = 1):
         super().__init__()  # type: ignore[no-untyped-call]  # transformers does not annotate it
         self.slots = slots
         self.copies = copies
-        self.by_slot = by_slot
         self.window = 0
         self.slot: Tensor | None = None  # (1,) where the next token goes; None while the prompts go in
 
@@ -36,11 +34,8 @@ class CacheLayer(CacheLayerMixin):
 
     def _buffer(self, states: Tensor) -> Tensor:
         prompts, heads, _, size = states.shape
-        rows = prompts * self.copies
         # zeros: a slot that is masked out still enters a product with weight 0, and 0 * NaN is NaN
-        if self.by_slot:
-            return states.new_zeros(rows, self.slots, heads, size).transpose(1, 2)
-        return states.new_zeros(rows, heads, self.slots, size)
+        return states.new_zeros(prompts * self.copies, heads, self.slots, size)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store new keys and values. Return those to attend to: the prompts' own, later the window's."""
@@ -55,11 +50,8 @@ class CacheLayer(CacheLayerMixin):
         return self.keys[:, :, : self.window], self.values[:, :, : self.window]
 
     def keep(self, index: Tensor) -> None:
-        """Keep some of the rows, in memory as before."""
-        for name in ("keys", "values"):
-            cached: Tensor = getattr(self, name)
-            kept = cached.transpose(1, 2)[index].transpose(1, 2) if self.by_slot else cached[index]
-            setattr(self, name, kept)
+        """Keep some of the rows."""
+        self.keys, self.values = self.keys[index], self.values[index]
 
     def get_seq_length(self) -> int:
         """Return the slots that are attended to."""

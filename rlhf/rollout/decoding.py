@@ -12,7 +12,6 @@ from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import Model
 from rlhf.models.traits import logit_scale
 from rlhf.process.cuda import capturing
-from rlhf.recipe.choices import FourBit
 from rlhf.terminal import message_of, say
 
 STEPS_BETWEEN_CHECKS_BY_DEVICE = {"cpu": 1, "cuda": 8}  # to look for ended rows, the host waits for the device
@@ -37,8 +36,6 @@ class Sampling:
     batch_size: int  # responses decoded together; changes memory, speed and rounding
     samples_per_prompt: int = 1  # responses to each prompt
     top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
-    merged: bool = False  # decode with copies of the weights that have the adapter in them
-    four_bit: FourBit = "library"  # see rlhf.models.decoding_layers.four_bit_weights
 
 
 ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)

@@ -20,9 +20,8 @@ from rlhf.data.tokenize import SpecialIds
 from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.process import distributed
-from rlhf.rollout import own_tokens
 from rlhf.rollout.decoding import Decoding, Done, Sampling, ValueFn
-from rlhf.rollout.library_decoding import LibraryDecoding, fast_layers, few_kernels, using_attention
+from rlhf.rollout.library_decoding import LibraryDecoding, few_kernels, using_attention
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 Phase = Callable[[str], AbstractContextManager[Any]]  # gives the block in which a phase of this name runs
@@ -70,7 +69,7 @@ def sample(
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     order = by_length if replicate else distributed.own_rows(by_length)
     at_once = max(1, sampling.batch_size // copies)
-    with ready(model, sampling, trunk, whole=not replicate or distributed.world() == 1) as new_decoding:
+    with ready(model, trunk, whole=not replicate or distributed.world() == 1) as new_decoding:
         for at in range(0, len(order), at_once):
             indices = order[at : at + at_once]
             rows = [i * copies + copy for i in indices for copy in range(copies)]
@@ -91,23 +90,19 @@ def sample(
 
 
 @contextmanager
-def ready(
-    model: Model, sampling: Sampling, trunk: RoleTrunk | None = None, whole: bool = True
-) -> Iterator[Callable[..., Decoding]]:
+def ready(model: Model, trunk: RoleTrunk | None = None, whole: bool = True) -> Iterator[Callable[..., Decoding]]:
     """Prepare a model for sampling inside the block, and give what begins to decode a batch of prompts.
 
     `trunk` as in `sample`; `whole`: this process holds all weights.
     """
     with mixed_precision(model), ExitStack() as stack:
         if trunk is not None and trunk.trunk.decodes:
-            if sampling.merged:
-                stack.enter_context(trunk.trunk.copying(trunk.role))
             stack.enter_context(few_kernels(model))
             yield partial(TrunkDecoding, trunk, model)
             return
-        stack.enter_context(using_attention(model, own_tokens.attention_of_steps(model)))
+        stack.enter_context(using_attention(model, "sdpa"))
         if whole:
-            stack.enter_context(fast_layers(model, sampling))
+            stack.enter_context(few_kernels(model))
         yield partial(LibraryDecoding, model)
 
 

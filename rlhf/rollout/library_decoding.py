@@ -1,7 +1,7 @@
 """Decoding with the layers of transformers: a cache that is allocated once and read through a window."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -9,10 +9,9 @@ from torch import Tensor
 from transformers import Cache
 
 from rlhf.data.tokenize import SpecialIds, pad_right
-from rlhf.models import decoding_layers, spans
+from rlhf.models import decoding_layers
 from rlhf.models.precision import Model, dtype_of
 from rlhf.models.traits import ropes, sliding_window
-from rlhf.rollout import own_tokens
 from rlhf.rollout.cache import CacheLayer, repeated
 from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
 
@@ -70,16 +69,12 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         self.step_uses_bias = self.prefill_uses_bias or FEW_KERNELS_BY_DEVICE[device.type]
         safe_ropes = all(rope.get("rope_type", "default") in GRAPH_SAFE_ROPE for rope in ropes(model.config))
         self.captures = self.captures and safe_ropes
-        by_slot = model.config._attn_implementation == own_tokens.NAME
-        self.layers = [CacheLayer(slots, self.copies, by_slot) for _ in range(model.config.num_hidden_layers)]
+        self.layers = [CacheLayer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
         self.cache = Cache(layers=[*self.layers])
         lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
-        self.mean_prompt = sum(map(len, prompts)) / len(prompts)
         self.real = torch.arange(slots, device=device) >= self.width - lengths[:, None]
         self.position = lengths[:, None] - 1  # of the newest token
         self._prefill(ids)
-        self.own_tokens = by_slot and all(own_tokens.readable(layer.keys, layer.values) for layer in self.layers)
-        self.spans = self._spans() if self.own_tokens else None
 
     def open_window(self, step: int) -> bool:
         """As `Decoding.open_window`: widen the window of attention if `step` needs it."""
@@ -88,7 +83,7 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
             return False
         for layer in self.layers:
             opened = round_up(needed + self.window_rule.ahead, self.window_rule.multiple)
-            layer.window = layer.slots if self.own_tokens else min(opened, layer.slots)
+            layer.window = min(opened, layer.slots)
         return True
 
     def alike(self, step: int) -> int:
@@ -98,7 +93,7 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
     def read_bytes(self, step: int) -> float:
         """As `Decoding.read_bytes`."""
         slot = sum(x[0, :, 0].nbytes for layer in self.layers for x in (layer.keys, layer.values))
-        return slot * (self.mean_prompt + step if self.own_tokens else self.layers[0].window)
+        return float(slot * self.layers[0].window)
 
     def drop_ended(self) -> None:
         """As `Decoding.drop_ended`: all of them."""
@@ -107,8 +102,6 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         self.real, self.position = self.real[index], self.position[index]
         for layer in self.layers:
             layer.keep(index)
-        if self.own_tokens:
-            self.spans = self._spans()
 
     def _prefill(self, ids: Tensor) -> None:
         real = self.real[:: self.copies, : self.width]
@@ -133,23 +126,12 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         self.slot += 1
         return states
 
-    def _spans(self) -> Tensor:
-        """Return where the cached tokens of each row are, as attention to own tokens takes them."""
-        padding = (~self.real[:, : self.width]).sum(1)
-        return spans.spans(padding, self.position.squeeze(1) + 1, self.layers[0].slots)[None, None]
-
     def _step_masks(self) -> Tensor | dict[str, Tensor]:
-        """Return what the attention of a step reads: the tokens of each row where it can, else a mask of the window."""
-        if self.spans is None:
-            window = self.layers[0].window
-            slots = torch.arange(window, device=self.real.device)
-            mask = self.real[:, :window] & (slots < self.width + self.step)
-            return self._masks(mask[:, None, None], self.slot, self.step_uses_bias)
-        self.spans.select(2, 2).add_(1)
-        if not self.sliding:
-            return self.spans
-        near = own_tokens.newest(self.spans, self.sliding)
-        return {"full_attention": self.spans, "sliding_attention": near} if self.kinds else near
+        """Return the mask of the window that the attention of a step reads."""
+        window = self.layers[0].window
+        slots = torch.arange(window, device=self.real.device)
+        mask = self.real[:, :window] & (slots < self.width + self.step)
+        return self._masks(mask[:, None, None], self.slot, self.step_uses_bias)
 
     def _masks(self, mask: Tensor, queries: Tensor | None, as_bias: bool) -> Tensor | dict[str, Tensor]:
         """Return the mask (B, 1, queries, slots) of every kind of attention layer: one, or one for each kind.
@@ -182,21 +164,13 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
 
 
 @contextmanager
-def fast_layers(model: Model, sampling: Sampling) -> Iterator[None]:
-    """Use the forward passes of rlhf/models/decoding_layers.py that device and `sampling` choose."""
-    with ExitStack() as stack:
-        stack.enter_context(decoding_layers.four_bit_weights(model, sampling.four_bit))
-        if sampling.merged:
-            stack.enter_context(decoding_layers.merged_adapters(model))
-        elif FEW_KERNELS_BY_DEVICE[model.device.type]:
-            stack.enter_context(decoding_layers.fused_adapters(model))
-        stack.enter_context(few_kernels(model))
+def few_kernels(model: Model) -> Iterator[None]:
+    """Compute adapters and norms in few kernels where the device gains by it."""
+    if not FEW_KERNELS_BY_DEVICE[model.device.type]:
         yield
-
-
-def few_kernels(model: Model) -> AbstractContextManager[None]:
-    """Compute norms in one kernel each where the device gains by it."""
-    return decoding_layers.fused_norms(model) if FEW_KERNELS_BY_DEVICE[model.device.type] else nullcontext()
+        return
+    with decoding_layers.fused_adapters(model), decoding_layers.fused_norms(model):
+        yield
 
 
 @contextmanager

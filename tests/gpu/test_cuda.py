@@ -15,8 +15,6 @@ from bench.memory.measure import measure
 from peakmem.allocator import LARGE_SEGMENT
 from rlhf import recipe
 from rlhf.data.batch import collate
-from rlhf.models import spans
-from rlhf.models.lean import packed
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import mixed_precision
@@ -26,7 +24,6 @@ from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.small import random_weights_changes
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from tests import models
 from tests.helpers import RECIPE, run_stages, undefined_metrics
 from tests.lines import read_intact_lines
 from tests.trunk_models import distance, trunk_model
@@ -56,6 +53,7 @@ STAGES: tuple[StageName, ...] = ("sft", "rm", "ppo", "dpo")
 GROUPS = RECIPE.parents[1] / "cpu-tiny-groups" / "v1"
 LEAN: dict[str, Any] = {  # with GRPO, whose prompts are shared by a group
     "hardware__trunk": "lean",
+    "hardware__joined_rows": True,
     "grpo__steps": 2,
     "grpo__batch_size": 16,
     "grpo__per_device_train_batch_size": 8,
@@ -109,8 +107,6 @@ def on_gpu(quantization: str, directory: Path = RECIPE, **changes) -> PinnedReci
 def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, kind):
     if kind == "nf4":
         pytest.importorskip("bitsandbytes")
-    if kind == "lean":  # where the kernel fails, rows would be padded and the chain run all the same
-        assert packed.kernel_works(torch.device("cuda"), torch.bfloat16, SHAPE["hidden_size"] // 8)
     loaded = on_gpu("none", GROUPS, **LEAN) if kind == "lean" else on_gpu(kind, **(PAGED if kind == "nf4" else {}))
     for stage in (*STAGES, "grpo") if kind == "lean" else STAGES:
         assert undefined_metrics(run_stages(loaded, tmp_path, stage)) == set(), stage
@@ -217,7 +213,7 @@ def test_the_lean_trunk_s_kernels_are_as_exact_as_the_library_s(kind):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_rows_joined_without_padding_are_as_exact_as_padded_ones(kind, shared, monkeypatch):
+def test_rows_joined_without_padding_are_as_exact_as_padded_ones(kind, shared):
     """Hidden states and gradients in bfloat16, of a prompt's rows apart and together; the truth is float32."""
     exact, half = trunk_model(kind).cuda(), trunk_model(kind, torch.bfloat16).cuda()
     for a, b in zip(exact.parameters(), half.parameters(), strict=True):
@@ -229,8 +225,7 @@ def test_rows_joined_without_padding_are_as_exact_as_padded_ones(kind, shared, m
         rows = replace(rows, prompt_numbers=torch.tensor([0, 0, 1, 1, 2], device="cuda"))
 
     def step(model, packs: bool) -> list[torch.Tensor]:
-        trunk = LeanTrunk(model.get_base_model())
-        monkeypatch.setitem(packed.PACKS_BY_DEVICE, "cuda", packs)
+        trunk = LeanTrunk(model.get_base_model(), joins=packs)
         assert trunk.packs == packs
         model.zero_grad()
         with trunk.merging("policy"):
@@ -244,32 +239,16 @@ def test_rows_joined_without_padding_are_as_exact_as_padded_ones(kind, shared, m
     assert sum(errors) < 1.1 * sum(usual)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])
-def test_rows_read_their_own_tokens(kind):
-    """torch's kernel works on this card; what captured steps draw has the log-probabilities of a forward pass."""
-    assert all(spans.kernel_works(torch.device("cuda"), torch.bfloat16, size) for size in (8, 16, 64, 128, 256))
-    model = models.model(kind, 64).bfloat16().requires_grad_(False).cuda()
-    prompts = [[6 + place % 50 for place in range(length)] for length in (3, 9, 20, 7)]
-    torch.manual_seed(0)
-    rollout = sample(model, prompts, Ids(), Sampling(32, 40, 1.0, batch_size=4))
-    with torch.no_grad():
-        logp = model(input_ids=rollout.ids, use_cache=False).logits.float().log_softmax(-1)
-    own = logp[:, :-1].gather(2, rollout.ids[:, 1:, None]).squeeze(2).gather(1, rollout.predictors)
-    assert rollout.logprobs is not None
-    assert (rollout.logprobs - own)[rollout.mask].abs().max() < 0.2
-
-
-@pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_the_lean_trunk_samples_what_its_passes_say(kind, merged):
+def test_the_lean_trunk_samples_what_its_passes_say(kind):
     """By captured steps, over prompts that are joined: log-probabilities of a pass over whole rows."""
     peft = trunk_model(kind, torch.bfloat16).cuda()
     base = peft.get_base_model()
-    trunk = LeanTrunk(base)
+    trunk = LeanTrunk(base, joins=True)
     assert trunk.decodes
     prompts = [[6 + place % 50 for place in range(length)] for length in (3, 9, 20, 7)]
     torch.manual_seed(0)
-    settings = Sampling(32, 40, 1.0, batch_size=8, samples_per_prompt=2, merged=merged)
+    settings = Sampling(32, 40, 1.0, batch_size=8, samples_per_prompt=2)
     with trunk.merging("policy"), torch.no_grad():
         rollout = sample(base, prompts, Ids(), settings, trunk=RoleTrunk(trunk, "policy"))
         logits = base.get_output_embeddings()(trunk.response_hidden("policy", rollout))

@@ -5,7 +5,6 @@ import math
 import random
 import shutil
 from collections import Counter
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from rlhf.objectives.masked import masked_mean
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.stages.online import train_state
 from rlhf.stages.online.prompts import prompt_order
 from rlhf.stages.online.role_passes import ScoreNorm, measure_score_norm
 from rlhf.stages.online.session import sampling_settings
@@ -85,11 +83,8 @@ def test_the_rows_that_are_scored_together_decide_speed_and_not_the_result(run, 
 
 
 def test_recipe_keys_reach_sampling():
-    how = sampling_settings(options(rollout_weights="merged", response_length=7, temperature=0.5, rollout_batch_size=3))
-    assert (how.merged, how.four_bit) == (True, "library")
+    how = sampling_settings(options(response_length=7, temperature=0.5, rollout_batch_size=3))
     assert (how.response_length, how.temperature, how.batch_size) == (7, 0.5, 3)
-    assert not sampling_settings(options()).merged
-    assert sampling_settings(options().model_copy(update={"rollout_4bit": "unpacked"})).four_bit == "unpacked"
 
 
 def test_padding_and_its_content_do_not_change_the_result(run, rollout, tokenizer):
@@ -247,23 +242,6 @@ def test_while_the_critic_warms_up_the_kl_coefficient_stays(run, rollout):
         batch = make_batch(learner, rollout)
         learner.advance(batch)
         assert learner.state.kl_coef == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("how", ["packed", "unpacked"])
-def test_an_update_unpacks_4_bit_weights_once_where_the_recipe_says_so(run, rollout, monkeypatch, how):
-    learner = new_learner(run)
-    learner.state.options = learner.state.options.model_copy(update={"update_4bit": how})
-    kept: list[object] = []
-
-    @contextmanager
-    def noting(base):
-        kept.append(base)
-        yield
-        kept.append("end")
-
-    monkeypatch.setattr(train_state, "kept_unpacked", noting)
-    learner.update(make_batch(learner, rollout))
-    assert kept == ([learner.shared.base, "end"] if how == "unpacked" else [])
 
 
 def test_a_gradient_that_is_not_finite_ends_the_stage(run):

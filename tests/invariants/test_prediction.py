@@ -290,22 +290,6 @@ def test_what_scoring_leaves_behind_raises_the_update_too(two, monkeypatch):
     assert rise["update"] == rise["evaluate"] == rise["rollout"] == rise["score"] == size, "of the step before"
 
 
-def test_copies_with_the_adapter_merged_in_raise_the_rollout(two):
-    """The weights of two layers once more, in float32: queries and output, keys and values, the MLP's three.
-
-    What these copies sampled is compared with the policy: weights of 8 responses' tokens, and which exceed the cap.
-    """
-    _, rehearse, before = two
-    merged = tiny(2, ppo__rollout_batch_size=4, ppo__rollout_weights="merged")
-    rise = risen(before, peaks(rehearse(merged, "ppo")))
-    copies = 2 * 4 * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * SIZE + 3 * HIDDEN * INTERMEDIATE)
-    assert {"rollout", "rollout/prefill", "rollout/decode"} <= set(rise)
-    assert rise["update"] == 2 * 2 * 512, "both of the batch and of its minibatch, in blocks of the allocator"
-    before_it = 2 * 512  # both of the batch before, which lives until the next one is made
-    for phase in ("rollout/prefill", "rollout/decode"):
-        assert 0.6 * copies < rise[phase] - before_it <= copies, "less what the adapters' own products take"
-
-
 CACHE = 2 * 2 * KV_HEADS * SIZE * 4 * 4 * (PROMPT + RESPONSE)  # keys and values, 2 layers, float32, 4 rows
 
 

@@ -177,7 +177,7 @@ def test_windows_on_cuda(width, windows):
     """One for 128 or 256 steps of a prompt that is padded to 384, and for any prompt one every 256 steps."""
     room = 128 if width > 100 else 528
     rule = WINDOW_BY_DEVICE["cuda"]
-    decoding: Any = SimpleNamespace(width=width, room=room, window_rule=rule, own_tokens=False)
+    decoding: Any = SimpleNamespace(width=width, room=room, window_rule=rule)
     decoding.layers = [CacheLayer(round_up(width + room, rule.whole))]
     decoding.layers[0].window = width
     opened = [step for step in range(1, room) if LibraryDecoding.open_window(decoding, step)]
@@ -202,27 +202,18 @@ def test_rows_are_dropped_for_a_capture_only_if_they_save_one(model, monkeypatch
 
 
 @pytest.mark.parametrize("role", ["policy", "reference", "base"])
-@pytest.mark.parametrize(
-    ("few_kernels", "changes"),
-    [
-        (True, {}),
-        (True, {"merged": True}),
-        (False, {"merged": True}),
-        (True, {"four_bit": "row_groups"}),
-        (True, {"four_bit": "unpacked"}),
-    ],
-)
-def test_cheaper_forward_passes_sample_the_same_tokens(monkeypatch, role, few_kernels, changes):
-    """In float32, with the adapter of each role; 4-bit settings on 4-bit weights."""
-    adapted_model = adapted(torch.float32, nf4="four_bit" in changes)
+@pytest.mark.parametrize("nf4", [False, True])
+def test_cheaper_forward_passes_sample_the_same_tokens(monkeypatch, role, nf4):
+    """In float32, with the adapter of each role."""
+    adapted_model = adapted(torch.float32, nf4=nf4)
     rows = prompts(9, longest=12)
     base = activated(adapted_model, role)
     how = {"response_length": 24, "batch_size": 9}
     for temperature in (0.0, 1.0):
         expected = drawn(base, rows, temperature=temperature, **how)
         with monkeypatch.context() as patch:
-            patch.setitem(FEW_KERNELS_BY_DEVICE, "cpu", few_kernels)
-            rollout = drawn(base, rows, temperature=temperature, **how, **changes)
+            patch.setitem(FEW_KERNELS_BY_DEVICE, "cpu", True)
+            rollout = drawn(base, rows, temperature=temperature, **how)
         assert responses(rollout) == responses(expected)
         assert (logprobs(rollout) - logprobs(expected))[rollout.mask].abs().max() < 1e-4
         if role != "base":
@@ -235,7 +226,7 @@ def test_divided_weights_are_left_alone(monkeypatch):
     base = activated(adapted(torch.float32), "policy")
     monkeypatch.setitem(FEW_KERNELS_BY_DEVICE, "cpu", True)
     for whole in (True, False):
-        with ready(base, Sampling(8, 8, 1.0, 8, merged=True), whole=whole):
+        with ready(base, whole=whole):
             assert any("forward" in module.__dict__ for module in base.modules()) == whole
 
 

@@ -12,9 +12,8 @@ from peakmem.cards import Rates
 from rlhf import recipe
 from rlhf.plan import padding, projection, weights
 from rlhf.plan.phases import PredictedPhase, PredictedStage, PredictionError, Work
-from rlhf.plan.weights import NF4_BYTES, Form, bytes_of_product
+from rlhf.plan.weights import NF4_BYTES, bytes_of_product
 from rlhf.recipe.schema_online import Ppo
-from rlhf.rollout.library_decoding import WINDOW_BY_DEVICE
 
 RECIPES = ROOT / "recipes"
 SECOND: Spread = {"median": 1.0, "low": 1.0, "high": 1.0, "n": 4}
@@ -35,27 +34,21 @@ def changed(loaded: recipe.Recipe, keys: dict[str, str]) -> recipe.Recipe:
     return loaded
 
 
-@pytest.mark.parametrize(
-    ("rows", "form", "each"),
-    [(4, "library", NF4_BYTES), (10, "library", NF4_BYTES + 2 + 2), (10, "row_groups", 3 * NF4_BYTES), (10, "copy", 2)],
-)
-def test_a_packed_weight_by_hand(monkeypatch, rows: int, form: Form, each: float):
-    """Packed weights are unpacked above 4 rows here; 10 rows are 3 groups."""
+@pytest.mark.parametrize(("rows", "each"), [(4, NF4_BYTES), (10, NF4_BYTES + 2 + 2)])
+def test_a_packed_weight_by_hand(monkeypatch, rows: int, each: float):
+    """Packed weights are unpacked above 4 rows here."""
     monkeypatch.setattr(weights, "_unpacked", lambda card, rows, out, inner: rows > 4)
     card = cards.gpu_of("h100")
-    assert bytes_of_product(8, 4, rows, 2, True, form, card) == pytest.approx(32 * each)
-    assert bytes_of_product(8, 4, rows, 2, False, form, card) == 32 * 2
+    assert bytes_of_product(8, 4, rows, 2, True, card) == pytest.approx(32 * each)
+    assert bytes_of_product(8, 4, rows, 2, False, card) == 32 * 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "merged"), [({}, False), ({"ppo.rollout_weights": "merged", "ppo.old_logprobs": "recompute"}, True)]
-)
-def test_decoding_reads_the_published_weights_of_mistral_7b(changes, merged):
+def test_decoding_reads_the_published_weights_of_mistral_7b():
     """7,241,732,096 parameters, embeddings and norms left out; 131,072 bytes of keys and values for a token."""
-    loaded = recipe.load(RECIPES / "h100-mistral-7b/v2", changes).recipe
+    loaded = recipe.load(RECIPES / "h100-mistral-7b/v2").recipe
     read = 2 * (7_241_732_096 - 32_000 * 4096 - 65 * 4096)
-    adapters = 4 * 41_943_040 * (not merged)
-    keys = 16 * 131_072 * (200 + 64)  # 127 steps read 201 to 327 of them
+    adapters = 4 * 41_943_040
+    keys = 16 * 131_072 * (200 + 128)  # the window of 256 slots is wider than all responses
     assert projection.decoding_step_bytes(loaded, "ppo", 200) == pytest.approx(read + adapters + keys, rel=1e-9)
 
 
@@ -94,18 +87,6 @@ def test_the_least_seconds_of_a_step_are_those_of_its_products_and_of_what_decod
     assert least["rollout"] == least["rollout/prefill"] + least["rollout/decode"]
     usual = projection.step_limits(loaded, "ppo", found, card)
     assert all(usual[phase] < least[phase] for phase in least), "rows of the data are shorter than the longest"
-
-
-def test_slots_that_a_row_reads_in_a_step():
-    """Its own tokens, where the card's kernel can; else a window, which for up to 256 tokens is the whole response."""
-    bf16 = recipe.load(RECIPES / "h100-mistral-7b/v2").recipe
-    assert projection.cached_slots(bf16, 200, 128) == 200 + 64
-    for changes in ({"hardware.name": "t4"}, {"model.attention": "eager"}, {"model.dtype": "float32"}):
-        assert projection.cached_slots(changed(bf16, changes), 200, 128) == 200 + 128
-    other = recipe.load(RECIPES / "h100-mistral-7b/v2", {"model.architecture.model_type": "cohere"}).recipe
-    assert projection.cached_slots(other, 200, 384) == 200 + (256 * 256 + 128 * 384) / 384
-    assert projection.cached_slots(recipe.load(RECIPES / "cpu-tiny/v2").recipe, 24, 40) == 24 + 20
-    assert WINDOW_BY_DEVICE["cuda"].ahead + 1 == projection.WINDOW
 
 
 @pytest.mark.parametrize(

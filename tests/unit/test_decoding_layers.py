@@ -1,7 +1,6 @@
 """Lean forward passes against those of peft, transformers and bitsandbytes, for every role and every kind of weight."""
 
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.models import decoding_layers
-from rlhf.models.lean.trunk import LeanTrunk
-from rlhf.models.nf4 import COPY, kept_unpacked, unpacked
-from tests.decoding_models import ROLES, activated, adapted, hidden, states
-from tests.helpers import noted
+from rlhf.models.nf4 import unpacked
+from tests.decoding_models import ROLES, activated, adapted, states
 
 IDS = torch.randint(64, (5, 9), generator=torch.Generator().manual_seed(1))
 
@@ -90,7 +87,6 @@ def test_everything_is_as_before_afterwards():
         pytest.raises(ZeroDivisionError),
         decoding_layers.fused_adapters(base),
         decoding_layers.fused_norms(base),
-        decoding_layers.merged_adapters(base),
     ):
         raise ZeroDivisionError
     assert not any("forward" in module.__dict__ for module in model.modules())
@@ -107,9 +103,8 @@ def test_weights_are_those_of_the_moment():
             if "lora_B.policy" in name:
                 parameter.data *= scale
         expected = states(model, "policy", IDS)
-        for manager in (decoding_layers.fused_adapters, decoding_layers.merged_adapters):
-            with manager(base):
-                assert (states(model, "policy", IDS) - expected).abs().max() < 2e-5
+        with decoding_layers.fused_adapters(base):
+            assert (states(model, "policy", IDS) - expected).abs().max() < 2e-5
 
 
 @pytest.mark.parametrize("what", ["dora", "two adapters", "some layers", "a bias", "merged"])
@@ -142,103 +137,7 @@ def test_adapters_of_other_kinds(what):
 # -- merged ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nf4", [False, True], ids=["full", "nf4"])
-@pytest.mark.parametrize("role", ROLES)
-def test_merged_weights_compute_the_same(role, nf4):
-    """Float32: but for the order of sums. bfloat16: the merged weight is rounded to 8 bits."""
-    for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
-        model = adapted(dtype, nf4=nf4)
-        expected = states(model, role, IDS)
-        base = activated(model, role)
-        with decoding_layers.merged_adapters(base):
-            merged = states(model, role, IDS)
-        assert (merged - expected).abs().max() < bound * expected.abs().max()
-
-
 # -- 4-bit weights -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("how", ["library", "row_groups", "unpacked"])
-@pytest.mark.parametrize("adapters", [decoding_layers.fused_adapters, None], ids=["lean", "peft"])
-def test_4_bit_weights_are_the_same_however_they_are_multiplied_with(role, how, adapters):
-    """In float32, where nothing but the order of sums may differ."""
-    model = adapted(torch.float32, nf4=True)
-    for ids in (IDS, IDS.repeat(2, 1)[:, :1]):
-        expected = states(model, role, ids)
-        base = activated(model, role)
-        with decoding_layers.four_bit_weights(base, how), adapters(base) if adapters else torch.no_grad():
-            multiplied = states(model, role, ids)
-        assert (multiplied - expected).abs().max() < 1e-5 * expected.abs().max()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("lean", [False, True], ids=["library", "lean"])
-def test_an_update_with_weights_unpacked_once_has_the_same_bits(lean, dtype, monkeypatch):
-    """Forward and backward passes; recomputation too, which asks for the weights again."""
-    functional = pytest.importorskip("bitsandbytes.functional")
-    model = adapted(dtype, nf4=True)
-    base = activated(model, "policy")
-    base.activation_checkpointing_enable()
-    model.train()
-    trunk = LeanTrunk(base) if lean else None
-    dequantize = functional.dequantize_4bit
-    unpacked_shapes: list[torch.Size] = []
-    noting = lambda w, *more, **how: noted(unpacked_shapes, w.shape, dequantize(w, *more, **how))  # noqa: E731
-    monkeypatch.setattr(functional, "dequantize_4bit", noting)
-
-    def step() -> list[Tensor]:
-        model.zero_grad()
-        found = trunk.hidden("policy", IDS) if trunk else hidden(model, "policy", IDS)
-        found.float().square().sum().backward()
-        return [found, *(p.grad for p in model.parameters() if p.grad is not None)]
-
-    expected = step()
-    unpacked_shapes.clear()
-    with kept_unpacked(base):
-        assert len(unpacked_shapes) == 2 * 7, "each weight once"
-        for _ in range(2):
-            actual = step()
-            assert len(actual) == len(expected) == 1 + 2 * 2 * 7
-            assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
-        assert len(unpacked_shapes) == 2 * 7
-    assert not any(COPY in vars(module) or "forward" in vars(module) for module in base.modules())
-    assert all(torch.equal(x, y) for x, y in zip(step(), expected, strict=True))
-
-
-def test_rows_are_multiplied_in_groups_in_a_step_only(monkeypatch):
-    pytest.importorskip("bitsandbytes")
-    model = adapted(torch.float32, nf4=True)
-    base = activated(model, "base")
-    layer = base.model.layers[0].mlp.up_proj.get_base_layer()
-    sizes: list[int] = []
-    usual = type(layer).forward
-    monkeypatch.setattr(type(layer), "forward", lambda self, x: noted(sizes, x.shape[0], usual(self, x)))
-    with decoding_layers.four_bit_weights(base, "row_groups"):
-        for rows, length, expected in ((4, 1, [4]), (5, 1, [3, 2]), (10, 1, [4, 4, 2]), (10, 3, [10])):
-            sizes.clear()
-            assert layer(torch.randn(rows, length, 128)).shape == (rows, length, 192)
-            assert sizes == expected
-
-
-@pytest.mark.parametrize(("card", "properties"), [("4090", (128, 8, 9)), ("h100", (132, 9, 0))])
-def test_groups_are_what_the_library_would_not_unpack(monkeypatch, card, properties):
-    """bitsandbytes' own heuristic with the properties of each card, for the shapes of Llama-2-7B and Mistral-7B."""
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)  # a torch for CPUs has none
-    ops = pytest.importorskip("bitsandbytes.backends.cuda.ops")
-    monkeypatch.setattr(ops, "_gpu_dispatch_props", lambda index: properties)
-    ops._gemm_4bit_use_custom_cuda.cache_clear()
-    x: Any = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16)
-    shapes = {(4096, 4096), (1024, 4096), (11008, 4096), (4096, 11008), (14336, 4096), (4096, 14336)}
-    for out_features, in_features in shapes:
-        for rows in range(1, 65):
-            most = decoding_layers.fused_rows(x, rows, out_features, in_features)
-            fused = ops._gemm_4bit_use_custom_fn
-            chosen = [fused(0, x.dtype, n, out_features, in_features) for n in range(1, rows + 1)]
-            assert chosen[most - 1] and not any(chosen[most:])
-    square, down = (decoding_layers.fused_rows(x, 20, 4096, n) for n in (4096, 11008))
-    assert (square, down) == {"4090": (8, 20), "h100": (7, 5)}[card]
-    ops._gemm_4bit_use_custom_cuda.cache_clear()
 
 
 def test_a_4_bit_base_may_answer_in_float32():

@@ -116,35 +116,6 @@ def test_a_layer_without_adapters_by_hand(bf16):
     assert names.count("aten::_flash_attention_forward") == 1
 
 
-def test_a_layer_of_the_lean_trunk_by_hand():
-    """With merged weights one product for each input, in the order of a layer; with adapters apart, theirs as well."""
-    merged = decoding_step.decoding_steps(load(LEAN))
-    rotary, stored, attention = ["cat", "mul_", "addcmul_"], ["index_copy_"], ["_flash_attention_forward"]
-    layer = ["mul", "mm", *rotary, *stored, *attention, "addmm_", "mul", "mm", "silu", "mul", "addmm_"]
-    for role in ("policy", "reference"):
-        assert [name.removeprefix("aten::") for name in merged[role].per_layer] == layer
-        assert len(layer) <= 14 and len(merged[role].outside) == 24
-    assert len(merged["base"].per_layer) == len(layer) + 2 + 1, "without copies q, k, v, gate and up are products apart"
-    apart = decoding_step.decoding_steps(load(LEAN, ppo__rollout_weights="adapter"))
-    assert len(apart["policy"].per_layer) == len(merged["base"].per_layer) + 4 + 7, "A of each input, B of each layer"
-    assert not any(step.unsafe for step in apart.values())
-
-
-def test_norms_of_heads_are_a_kernel_and_a_copy_each():
-    changes = {"hardware__trunk": "lean", "lora__lora_dropout": 0.0, "ppo__rollout_weights": "merged"}
-    found = decoding_step.decoding_steps(load(RECIPES / "8gb-qwen3-1.7b" / "v1", **changes))["policy"].per_layer
-    norms = ["aten::mul", "aten::copy_"]
-    assert found[:7] == ("aten::mul", "aten::mm", *norms, *norms, "aten::cat") and len(found) == 13 + 2 * len(norms)
-
-
-@pytest.mark.parametrize("change", [{"model__dtype": "float32"}, {"hardware__name": "t4"}])
-def test_the_library_samples_where_the_lean_trunk_cannot(change):
-    """In float32, and where a card has no attention of own tokens."""
-    found = decoding_step.decoding_steps(load(LEAN, **change))
-    library = {"hardware__trunk": "library"}
-    assert found == decoding_step.decoding_steps(load(LEAN, **change, **library))
-
-
 def test_float32_decodes_through_a_mask():
     for role, step in decoding_step.decoding_steps(load(BF16, model__dtype="float32")).items():
         assert step.per_layer.count("aten::_scaled_dot_product_efficient_attention") == 1, role

@@ -81,7 +81,7 @@ def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch()
         options = loaded.recipe.options(Ppo)
         sampling, scoring = 10 * options.rollout_batch_size, 20 * options.score_rows
         sizes = {"rollout": sampling, "score": scoring, "evaluate": sampling}
-        sizes["update"] = 10 * options.per_device_train_batch_size + 200 * (options.update_4bit == "unpacked")
+        sizes["update"] = 10 * options.per_device_train_batch_size
         phases = {name: phase(size) for name, size in sizes.items()}
         return PredictedStage(max(phases.values(), key=lambda phase: phase.peak_bytes), phases)
 
@@ -94,8 +94,6 @@ def test_rows_that_are_scored_together_are_searched_apart_from_the_micro_batch()
         "ppo.score_batch_size": 10,
         "ppo.gradient_checkpointing": False,
     }
-    with_room = fit.fit(predict, loaded, ["ppo"], CONTEXT_BYTES + 100 + 250)
-    assert with_room.changes == found.changes | {"ppo.update_4bit": "unpacked"}
 
 
 def formula(loaded: PinnedRecipe, stage: str) -> PredictedStage:

@@ -51,13 +51,8 @@ from bench.memory.measure import beside, unmatched
 from bench.provenance import in_file_name
 from bench.reading import check
 from peakmem.cards import Rates
-from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
-from rlhf.plan.projection import decoding_step_bytes
-from rlhf.recipe.schema_online import Ppo
-from rlhf.rollout.decoding import Sampling
-from tests.decoding_models import adapted
 from tests.helpers import called, noted, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -624,43 +619,6 @@ def test_variants_take_turns_and_one_that_fails_is_left_out():
     results = dict(variants.in_rounds({"a": work("a"), "bad": fail, "b": work("b")}, 2))
     assert done == [("a", 0), ("bad", 0), ("b", 0), ("b", 1), ("a", 1)], "in reverse the second time"
     assert results == {"a": [0.0, 1.0], "bad": "RuntimeError: no kernel", "b": [0.0, 1.0]}
-
-
-def test_a_step_reads_a_copy_in_full_where_a_rollout_makes_one_of_4_bit_weights():
-    """Of merged weights those that have an adapter are copied, and the adapter is read no more."""
-    pytest.importorskip("bitsandbytes")
-    model = adapted(torch.bfloat16, nf4=True, target_modules=["q_proj", "down_proj"]).get_base_model()
-    policy = [parameter for name, parameter in model.named_parameters() if ".policy." in name]
-    shared: Any = SimpleNamespace(base=model, roles=SimpleNamespace(parameters=lambda role: policy))
-
-    def read(adapter: bool = True, **fields: Any) -> int:
-        return decoding.bytes_per_step(shared, Sampling(8, 8, 1.0, 2, **fields), 12.0, adapter)
-
-    # 2 layers; a copy has 2 bytes for half a one; LoRA of rank 4 in float32
-    query, keys, inner = 128 * 128, 64 * 128, 192 * 128
-    lora = 2 * 4 * 4 * (128 + 128 + 192 + 128)
-    usual = read()
-    assert read(adapter=False) == usual - lora
-    assert read(four_bit="row_groups") == usual
-    assert read(four_bit="unpacked") == usual + 2 * 1.5 * (2 * query + 2 * keys + 3 * inner)
-    assert read(merged=True) == usual + 2 * 1.5 * (query + inner) - lora
-
-
-@pytest.mark.parametrize("merged", [False, True])
-def test_a_step_of_16_bits_reads_the_bytes_that_are_projected_for_it(merged):
-    """2 rows, prompts of 8 tokens and responses of 8: 12 tokens are there in a mean step."""
-    model = adapted(torch.bfloat16).get_base_model()
-    policy = [parameter for name, parameter in model.named_parameters() if ".policy." in name]
-    shared: Any = SimpleNamespace(base=model, roles=SimpleNamespace(parameters=lambda role: policy))
-    keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
-    keys += ["num_attention_heads", "num_key_value_heads", "tie_word_embeddings"]
-    changes: recipes.Changes = {f"model.architecture.{key}": getattr(model.config, key) for key in keys}
-    changes |= {"lora.r": 4, "lora.target_modules": "all-linear", "ppo.response_length": 8}
-    loaded = recipes.load(ROOT / "recipes/h100-mistral-7b/v2", changes).recipe
-    size = {"batch_size": 2, "rollout_batch_size": 2, "rollout_weights": "merged" if merged else "adapter"}
-    loaded = loaded.model_copy(update={"ppo": loaded.options(Ppo).model_copy(update=size)})
-    read = decoding.bytes_per_step(shared, Sampling(8, 8, 1.0, 2, merged=merged), 8 + 8 / 2)
-    assert read == decoding_step_bytes(loaded, "ppo", 8)
 
 
 def test_the_first_rollout_is_not_counted_and_the_spread_of_the_others_is_kept():

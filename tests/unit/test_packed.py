@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Lengths, Rollout, collate
-from rlhf.models import flash
 from rlhf.models.lean import fused_linear, packed
 from rlhf.models.lean.trunk import LeanTrunk
 from tests import kernels
@@ -44,7 +43,7 @@ def rollout(draw: torch.Generator, responses: tuple[int, ...] = RESPONSES) -> Ro
 def computed(peft: Any, monkeypatch: pytest.MonkeyPatch, rows: Rollout, packs: bool) -> list[Tensor]:
     """The states of real slots and of the last tokens, and the gradients of a loss that weighs each of the former."""
     lean = LeanTrunk(peft.get_base_model())
-    monkeypatch.setitem(packed.PACKS_BY_DEVICE, "cpu", packs)
+    monkeypatch.setattr(LeanTrunk, "packs", packs)
     assert lean.packs == packs
     with lean.merging("policy"):
         states = lean.response_hidden("policy", rows)
@@ -96,47 +95,12 @@ def test_a_row_without_a_response_has_a_place(numbers):
     assert slots[0].tolist() == [0, 1] and all(piece.end > piece.start and piece.selected for piece in pieces)
 
 
-def top_left(*args: Any, **options: Any) -> tuple[Tensor, ...]:
-    """The first query belongs to the first key, as in torch's own attention."""
-    q, k, v, bounds, key_bounds, *rest = args
-    most = torch.minimum(key_bounds.diff(), bounds.diff()).to(torch.int32)
-    return kernels.flash_attention(q, k, v, bounds, key_bounds, *rest, seqused_k=most, **options)
-
-
-def one_row(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, key_bounds: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    ends = bounds[[0, -1]], key_bounds[[0, -1]]
-    return kernels.flash_attention(q, k, v, *ends, len(q), len(k), *rest[2:])
-
-
-def other_gradient(*args: Any) -> tuple[Tensor, ...]:
-    out, *others = kernels.flash_attention(*args)
-    return 2 * out - out.detach(), *others
-
-
-def refuses(*args: Any) -> tuple[Tensor, ...]:
-    raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
-
-
-def test_a_kernel_is_tried_before_it_is_used(monkeypatch, capsys):
-    tried = packed.kernel_works.__wrapped__
-    device = torch.device("cpu")
-    monkeypatch.setattr(packed, "flash_attention", kernels.flash_attention)
-    with torch.no_grad():  # as in a pass of the reference, which may be the first
-        assert all(tried(device, dtype, size) for dtype in flash.DTYPES for size in (8, 64))
-    assert capsys.readouterr() == ("", "")
-    faulty = {top_left: "differ", one_row: "differ", other_gradient: "differ", refuses: "Ampere"}
-    for kernel, reason in faulty.items():
-        monkeypatch.setattr(packed, "flash_attention", kernel)
-        assert not tried(device, torch.bfloat16, 64), kernel
-        assert reason in "".join(capsys.readouterr())
-
-
 @pytest.mark.parametrize(
     ("dtype", "size", "packs"), [("bfloat16", 16, True), ("float32", 16, False), ("bfloat16", 12, False)]
 )
 def test_rows_are_joined_where_the_kernel_takes_them(dtype, size, packs, monkeypatch):
     monkeypatch.setitem(packed.PACKS_BY_DEVICE, "cpu", True)
-    monkeypatch.setattr(packed, "kernel_works", lambda *_: True)
     sizes = {"vocab_size": 64, "hidden_size": 4 * size, "intermediate_size": 16, "num_hidden_layers": 1}
     peft = trunk_model(dtype=getattr(torch, dtype), sizes=sizes | {"num_attention_heads": 4, "num_key_value_heads": 2})
-    assert LeanTrunk(peft.get_base_model()).packs == packs
+    assert LeanTrunk(peft.get_base_model(), joins=True).packs == packs
+    assert not LeanTrunk(peft.get_base_model()).packs

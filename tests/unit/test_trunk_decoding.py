@@ -42,7 +42,6 @@ def sampled(peft: Any, trunk: LeanTrunk | None, role: Role = "policy", **changes
         "batch_size": 32,
         "temperature": 1.0,
         "eos_id": 1,
-        "merged": False,
     } | changes
     base = peft.get_base_model()
     head = base.get_output_embeddings().weight
@@ -52,9 +51,7 @@ def sampled(peft: Any, trunk: LeanTrunk | None, role: Role = "policy", **changes
         peft.base_model.enable_adapter_layers()
         peft.base_model.set_adapter(role, inference_mode=True)
     torch.manual_seed(3)
-    sampling = Sampling(
-        8, ROOM, settings["temperature"], settings["batch_size"], settings["copies"], merged=settings["merged"]
-    )
+    sampling = Sampling(8, ROOM, settings["temperature"], settings["batch_size"], settings["copies"])
     tokenizer: Any = Ids(settings["eos_id"])
     draw = partial(sample, base, settings["prompts"], tokenizer, sampling, lambda hidden: hidden @ head[2])
     if trunk is None:
@@ -65,7 +62,7 @@ def sampled(peft: Any, trunk: LeanTrunk | None, role: Role = "policy", **changes
 
 @pytest.mark.parametrize("role", ["policy", "base"])
 @pytest.mark.parametrize("copies", [1, 5])
-@pytest.mark.parametrize("way", ["cpu", "card", "card, merged"])
+@pytest.mark.parametrize("way", ["cpu", "card"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_tokens_are_those_of_the_library(kind, way, copies, role, monkeypatch):
     """Prompts of several lengths, key-value heads that are shared, biases, rows that end and are dropped.
@@ -89,8 +86,8 @@ def test_tokens_are_those_of_the_library(kind, way, copies, role, monkeypatch):
         kernels.decode_as_a_card(monkeypatch)
         tapes = capture_on_cpu(monkeypatch)
         monkeypatch.setattr(decoding, "CAPTURE_BYTES", 0)
-    trunk = LeanTrunk(peft.get_base_model())
-    actual = sampled(peft, trunk, role, copies=copies, eos_id=often, merged=way == "card, merged")
+    trunk = LeanTrunk(peft.get_base_model(), joins=way == "card")
+    actual = sampled(peft, trunk, role, copies=copies, eos_id=often)
     assert kept, "no row was dropped, so that this does not test it"
     assert way == "cpu" or 2 <= len(tapes) <= 1 + len(kept), "captured again after rows were dropped"
     assert expected.ended.any() and len(expected.ids) == len(PROMPTS) * copies

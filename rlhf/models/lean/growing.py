@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import on_device
+from rlhf.models.lean import packed
 from rlhf.models.lean.layouts import Layout
 from rlhf.models.lean.packed import Packed, Piece, places_of
-from rlhf.models.spans import attention_of_spans, spans
 
 
 class JoinedPrompts(Packed):
@@ -66,8 +66,10 @@ class GrowingRows(Layout):
         self._begin(lengths)
 
     def _begin(self, lengths: Tensor) -> None:
-        self.spans = spans(torch.zeros_like(lengths), lengths, self.slots)
-        self.newest = torch.arange(len(lengths), device=lengths.device) * self.slots + lengths - 1  # slots, of all rows
+        rows = torch.arange(len(lengths) + 1, device=lengths.device)
+        self.lengths = lengths.int()  # (B,), the cached tokens of each row
+        self.numbers, self.first = rows.int(), (rows * self.slots).int()  # (B + 1,), of rows, and of their first slots
+        self.newest = self.first[:-1].long() + lengths - 1  # slots, of all rows
 
     @property
     def token_bytes(self) -> int:
@@ -76,17 +78,16 @@ class GrowingRows(Layout):
 
     def next_token(self) -> None:
         """Begin the next token of each row."""
-        lengths = self.spans[2, :-1]
-        cos, sin = self.tables.index_select(0, lengths)[:, None].chunk(2, -1)
+        cos, sin = self.tables.index_select(0, self.lengths)[:, None].chunk(2, -1)
         self.rotary = cos, sin
-        lengths.add_(1)
+        self.lengths.add_(1)
         self.newest.add_(1)
 
     def keep(self, rows: Tensor) -> None:
         """Continue with some of the rows."""
         for number, cached in enumerate(self.cached):  # one layer after the other: memory for one copy
             self.cached[number] = cached.unflatten(0, (-1, self.slots))[rows].flatten(0, 1)
-        self._begin(self.spans[2, rows].long())
+        self._begin(self.lengths[rows].long())
 
     def store(self, number: int, heads: Tensor, first: int) -> None:
         """As `Layout.store`."""
@@ -94,5 +95,9 @@ class GrowingRows(Layout):
 
     def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
         """As `Layout.attend`, for the newest tokens (B, 1)."""
-        keys, values = self.cached[number].unflatten(0, (-1, self.slots)).chunk(2, 2)
-        return attention_of_spans(q[:, 0], keys, values, self.spans, None)[:, None]
+        keys, values = self.cached[number].chunk(2, 1)
+        bounds = self.numbers, self.first, 1, self.slots
+        out: Tensor
+        # no dropout; not causal, as the only query is the newest token; no mask for debugging
+        out, *_ = packed.flash_attention(q[:, 0], keys, values, *bounds, 0.0, False, False, seqused_k=self.lengths)
+        return out[:, None]

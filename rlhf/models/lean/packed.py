@@ -7,21 +7,25 @@ several responses share is computed once: its keys and values are copied for eac
     joined      p p p r p p r r r               the last token of a response predicts nothing
 """
 
-import functools
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf.data.batch import Lengths, Places
-from rlhf.models import flash
-from rlhf.models.flash import flash_attention
 from rlhf.models.lean.layouts import Layout
 
 PACKS_BY_DEVICE = {"cpu": False, "cuda": True}
+# The operation behind torch.nn.attention.varlen.varlen_attn, whose own arguments differ between releases: the wrapper
+# of torch 2.11 has no `seqused_k`. That of 2.13 also fills a tensor in each call that nothing here reads.
+flash_attention = torch.ops.aten._flash_attention_forward
+
+
+def suits(dtype: torch.dtype, size: int) -> bool:
+    """Return whether torch's flash attention takes heads of this type and size."""
+    return dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
 
 
 class Piece(NamedTuple):
@@ -148,38 +152,3 @@ def _causal(
     out: Tensor
     out, *_ = flash_attention(q, k, v, bounds, key_bounds, longest, longest_keys, 0.0, True, False)  # no dropout, mask
     return out
-
-
-@functools.cache
-def kernel_works(device: torch.device, dtype: torch.dtype, size: int) -> bool:
-    """Return whether the device's kernel attends to what it should, forward and backward, tried with a few numbers."""
-    what = "the lean trunk computes padding too, as torch's attention of joined rows fails"
-    return flash.works(what, lambda: max(_difference(device, dtype, size, heads) for heads in ((2, 2), (4, 2))))
-
-
-@torch.enable_grad()
-def _difference(device: torch.device, dtype: torch.dtype, size: int, heads: Sequence[int]) -> float:
-    """Return the largest difference from torch's plain attention, of results and of gradients."""
-    draw = torch.Generator().manual_seed(0)
-    queries, keys = (3, 150, 1), (3, 290, 140)  # all tokens of a row, the last of many, the last one
-    bounds, key_bounds = (torch.tensor(_borders(n), dtype=torch.int32) for n in (queries, keys))
-    sizes = [(sum(queries), heads[0]), (sum(keys), heads[1]), (sum(keys), heads[1])]
-    rounded = [torch.randn(*shape, size, generator=draw).to(dtype) for shape in sizes]
-    slope = torch.randn(sum(queries), heads[0], size, generator=draw).to(dtype)
-    exact = [x.float().requires_grad_() for x in rounded]
-    rows = []
-    for q, k, v in zip(*(x.split(n) for x, n in zip(exact, (queries, keys, keys), strict=True)), strict=True):
-        mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
-        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        rows.append(F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(0, 1))
-    expected = torch.cat(rows)
-    expected.backward(slope.float())
-    tried = [x.to(device).requires_grad_() for x in rounded]
-    q, k, v = tried
-    found = _causal(q, k, v, bounds.to(device), key_bounds.to(device), max(queries), max(keys))
-    found.backward(slope.to(device))
-    errors = []
-    for a, b in [(found, expected), *((a.grad, b.grad) for a, b in zip(tried, exact, strict=True))]:
-        assert a is not None and b is not None
-        errors.append(((a.detach().float().cpu() - b.detach()) / b.detach().abs().max()).abs().max())
-    return float(torch.stack(errors).max())

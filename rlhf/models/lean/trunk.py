@@ -19,8 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from rlhf.data.batch import Places, Rollout
-from rlhf.models import flash, spans
-from rlhf.models.lean import packed
 from rlhf.models.lean.fused_linear import (
     FUSED_BY_DEVICE,
     AdaptedLinear,
@@ -42,7 +40,7 @@ from rlhf.models.lean.fused_linear import (
 from rlhf.models.lean.growing import GrowingRows, JoinedPrompts
 from rlhf.models.lean.layouts import DecodingLayout, Layout, PrefillLayout, Sequences, SharedPrompts
 from rlhf.models.lean.limits import check_length, check_supported
-from rlhf.models.lean.packed import PACKS_BY_DEVICE, Packed, pieces_of, places_of, whole_rows
+from rlhf.models.lean.packed import PACKS_BY_DEVICE, Packed, pieces_of, places_of, suits, whole_rows
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
 from rlhf.recipe.names import Role
@@ -58,16 +56,16 @@ class LeanTrunk:
     A role is the name of an adapter: a `Role` on a shared base, peft's own name in a trainer. The role `base` has no
     adapters.
     Layers whose activations the library would recompute (gradient checkpointing) are recomputed here too.
+    `joins`: rows lie side by side without their padding, and responses are sampled here, on a card in 16 bits.
     Raises UserError for a model that it does not support: another architecture or activation function.
     """
 
-    def __init__(self, base: PreTrainedModel):
+    def __init__(self, base: PreTrainedModel, joins: bool = False):
         check_supported(base)
-        self.base, self.decoder = base, base.get_decoder()
+        self.base, self.decoder, self.joins = base, base.get_decoder(), joins
         self.eps = float(base.config.rms_norm_eps)
         self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
         self._merging: list[str] = []  # roles of the blocks that are open
-        self._copying: list[str] = []
         # Of the roles in open blocks, by group of layers:
         self._linears: dict[str, dict[Layers, Linears]] = {}
         self._merged: dict[str, dict[Layers, Tensor]] = {}
@@ -87,20 +85,6 @@ class LeanTrunk:
             self._merging.pop()
             if role not in self._merging:
                 self._linears.pop(role, None)
-                self._merged.pop(role, None)
-
-    @contextmanager
-    def copying(self, role: str) -> Iterator[None]:
-        """Multiply with copies of weights that hold the role's adapter, also where `merging` keeps products apart.
-
-        A sum is made in float32 and rounded once. To sample inside a block of `merging`; there are no gradients.
-        """
-        self._copying.append(role)
-        try:
-            yield
-        finally:
-            self._copying.pop()
-            if not self.merges:
                 self._merged.pop(role, None)
 
     def hidden(self, role: str, ids: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -147,10 +131,9 @@ class LeanTrunk:
 
     @property
     def packs(self) -> bool:
-        """Return whether rows are joined without padding: on a card in 16 bits, if its kernel does as it should."""
+        """Return whether rows are joined without padding: where the recipe says so, on a card in 16 bits."""
         weight, size = self.decoder.embed_tokens.weight, self.decoder.layers[0].self_attn.head_dim
-        joins = PACKS_BY_DEVICE[weight.device.type] and flash.suits(weight.dtype, size)
-        return joins and packed.kernel_works(weight.device, weight.dtype, size)
+        return self.joins and PACKS_BY_DEVICE[weight.device.type] and suits(weight.dtype, size)
 
     @property
     def merges(self) -> bool:
@@ -165,13 +148,11 @@ class LeanTrunk:
 
     @property
     def decodes(self) -> bool:
-        """Return whether responses are sampled with the trunk: in float32 on a CPU and in 16 bits on a card.
+        """Return whether responses are sampled with the trunk: in float32 on a CPU, and where rows are joined.
 
         Weights in 4 bits would be unpacked for every token; the library's layers multiply with them as they are.
         """
-        weight, size = self.decoder.embed_tokens.weight, self.decoder.layers[0].self_attn.head_dim
-        on_card = self.packs and not self._packed and spans.kernel_works(weight.device, weight.dtype, size)
-        return self.merges or on_card
+        return self.merges or (self.packs and not self._packed)
 
     @torch.no_grad()
     def prefill(
@@ -320,8 +301,7 @@ class LeanTrunk:
     @torch.no_grad()
     def _merged_weight(self, x: Tensor, role: str, layers: Layers, parts: Sequence[AdaptedLinear]) -> Tensor | None:
         """Return the weights (sum of out, in) with the adapters in them, None where the products stay apart."""
-        copies = (self.merges and role in self._merging) or role in self._copying
-        if not copies or not any(part.adapter for part in parts):
+        if not (self.merges and role in self._merging) or not any(part.adapter for part in parts):
             return None
         cache = self._merged.setdefault(role, {})
         if layers not in cache:

@@ -130,7 +130,7 @@ def step(
     uniforms = torch.empty(settings.batch_size, settings.response_length, device=META)
     observe = shared.values if shared.value_head is not None and options.old_logprobs == "rollout" else None
     shared.base.eval()
-    with torch.no_grad(), shared.role(role), ready(shared.base, settings, shared.role_trunk) as new_decoding:
+    with torch.no_grad(), shared.role(role), ready(shared.base, shared.role_trunk) as new_decoding:
         decoding = new_decoding(prompts, uniforms, settings, tokenizer, observe)
         decoding.open_window(1)
         decoding.advance()

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from peakmem import StandIn, events
-from rlhf.models import matmul, random_base, spans
+from rlhf.models import matmul, random_base
 from rlhf.models.lean import fused_linear, layouts, packed, trunk
 from rlhf.models.lean.growing import JoinedPrompts
 from rlhf.plan.phases import PHASES_OF_A_STEP, REHEARSED_STEPS
 from rlhf.plan.rehearsal import passes
-from rlhf.rollout import decoding, engine, library_decoding, own_tokens
+from rlhf.rollout import decoding, engine, library_decoding
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.decoding import Decoding
 from rlhf.rollout.trunk_decoding import TrunkDecoding
@@ -35,7 +35,6 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
         decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
         library_decoding.WINDOW_BY_DEVICE,
         library_decoding.FEW_KERNELS_BY_DEVICE,
-        own_tokens.BY_DEVICE,
         trunk.ONEDNN_BY_DEVICE,
         fused_linear.FUSED_BY_DEVICE,
         matmul.FLOAT32_OF_HALVES_BY_DEVICE,
@@ -44,8 +43,6 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
         packed.PACKS_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
-    for tried in (spans, packed):  # on a card
-        yield patch(tried, "kernel_works", lambda *_: stand_in.gpu.capability >= (8, 0))
     yield patch(Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))
     if stand_in.stands_for == "cpu":  # there the shapes of steps differ
         yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))

@@ -84,7 +84,8 @@ def _load_models(
     recipe, base, start = run.loaded.recipe, load_base(run.base, device), run.parents.start()
     policy = lora_config(recipe.lora, base, "CAUSAL_LM") if start is None else start
     roles: dict[Role, AdapterStart] = {"policy": policy, "reference": start}
-    shared = SharedBase(base, roles, trainable=("policy",), lean=recipe.hardware.trunk == "lean")
+    hardware = recipe.hardware
+    shared = SharedBase(base, roles, ("policy",), lean=hardware.trunk == "lean", joins=hardware.joined_rows)
     if options.gradient_checkpointing:
         shared.base.activation_checkpointing_enable()
         shared.base.enable_input_require_grads()
@@ -323,6 +324,4 @@ def sampling_settings(options: OnlineOptions) -> Sampling:
         response_length=options.response_length,
         temperature=options.temperature,
         batch_size=options.rollout_batch_size,
-        merged=options.rollout_weights == "merged",
-        four_bit=options.rollout_4bit,
     )

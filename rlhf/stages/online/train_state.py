@@ -1,7 +1,7 @@
 """The training of online stages: trained parameters, optimizer and schedule, an update's minibatches, checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -13,7 +13,6 @@ from transformers import get_scheduler
 from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.errors import UserError
 from rlhf.models.adapters import save_adapter
-from rlhf.models.nf4 import kept_unpacked
 from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.models.random_state import RandomState, random_state, set_random_state
 from rlhf.models.records import OptimizerState, SchedulerState
@@ -149,10 +148,8 @@ class TrainState:
         """Make the trainable roles ready for backward passes inside the block. Gradients are cleared at its end."""
         self.shared.base.train(self.options.gradient_checkpointing)  # dropout is 0; checkpointing needs train mode
         self.shared.scatter()
-        weights = kept_unpacked(self.shared.base) if self.options.update_4bit == "unpacked" else nullcontext()
         try:
-            with weights:
-                yield
+            yield
         finally:
             self.optimizer.zero_grad()
             self.shared.base.eval()

@@ -52,10 +52,10 @@ class LeanSteps:
     Raises UserError for a model that the trunk does not support.
     """
 
-    def __init__(self, model: PeftModel, pairs: bool):
+    def __init__(self, model: PeftModel, pairs: bool, joins: bool):
         self.model = model
         base: Any = model.get_base_model()
-        self.trunk = LeanTrunk(base)
+        self.trunk = LeanTrunk(base, joins)
         is_classifier = base.get_output_embeddings() is None
         self.statistics = None if is_classifier else LabelStatistics(self.trunk, pairs)
 

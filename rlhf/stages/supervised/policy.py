@@ -41,7 +41,8 @@ def measure_against_start(
     """Sample answers of a trained policy and of its start, and log the first ones."""
     recipe = run.loaded.recipe
     roles: dict[Role, AdapterStart] = {"policy": run.path, "reference": run.parents.start()}
-    shared = SharedBase(load_base(run.base, device), roles, lean=recipe.hardware.trunk == "lean")
+    hardware = recipe.hardware
+    shared = SharedBase(load_base(run.base, device), roles, lean=hardware.trunk == "lean", joins=hardware.joined_rows)
     check_sampling(shared.base, tokenizer)
     sampling, truth = heldout_sampling(recipe.evaluate), recipe.data.has_true_reward
     before, after = (

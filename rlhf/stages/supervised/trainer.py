@@ -98,14 +98,14 @@ class RunTrainer(Trainer):
         self.data_collator = padded_on_the_right(self.data_collator)
         self._hides_padding = True
 
-    def use_trunk(self, pairs: bool = False) -> None:
+    def use_trunk(self, pairs: bool = False, joins: bool = False) -> None:
         """Compute training steps with the lean trunk; evaluation keeps the library's layers.
 
         The model has adapters, and `hide_right_padding` checks its batches. `pairs`: row n of the first half of a batch
-        has the prompt of row n of the second half, which is computed once for both.
+        has the prompt of row n of the second half, which is computed once for both. `joins` as in `LeanTrunk`.
         Raises UserError for a model that the trunk does not support.
         """
-        self._lean = LeanSteps(self.trained_model, pairs)
+        self._lean = LeanSteps(self.trained_model, pairs, joins)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None = None

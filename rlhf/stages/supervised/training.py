@@ -101,7 +101,7 @@ def train(
     if lean or recipe.hardware.device == "cuda":  # the library gains nothing on a CPU, and would round differently
         trainer.hide_right_padding()
     if lean:
-        trainer.use_trunk(pairs)
+        trainer.use_trunk(pairs, recipe.hardware.joined_rows)
     with Bar(run.title) as bar:  # its length is known when training begins
         log = _RunCallback(run, bar, telemetry)
         trainer.add_callback(log)
