@@ -7,7 +7,7 @@ that takes its constants from that same header; the file of 2.13.0 itself was no
 One device and one stream. Not replayed, since this project leaves them at their defaults: max_split_size_mb,
 garbage_collection_threshold, roundup_power2_divisions. The address of a new segment is assumed to be below those before
 it, so that among free blocks of one size the newest segment's comes first. Runs on a T4 bear this out: of 20 settings
-in float16 the replay errs by at most 0.73 %, with rising addresses by -8.9 to +3.3 % (studies/outside).
+in float16 the replay errs by at most 0.73 %, with rising addresses by -8.9 to +3.3 % (validation).
 """
 
 from bisect import bisect_left, insort

@@ -1,0 +1,39 @@
+"""The table of what others measured: rules that leave rows out, and errors as they were published before."""
+
+from statistics import median
+
+import pytest
+
+from peakmem.validation.table import FOLDER, compared, errors, left_out, page, sets, spread
+
+SETS = {one["set"]: one for one in sets()}
+
+
+def test_the_page_is_made_from_the_sets():
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == page()
+
+
+def test_a_figure_below_what_the_states_alone_take_is_left_out_by_name():
+    out = left_out(SETS["litgpt-confighub-a10g"])
+    assert {*out} == {"llama-3.2-1b-full", "llama-3.2-3b-full", "phi-3-full"}
+    assert len(compared(SETS["litgpt-confighub-a10g"])) == 37 - 3 - 3, "three more ran out of memory"
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "said"),
+    [
+        ("t4-open", "peak_allocated", "0.02%, +0.9%"),
+        ("t4-open", "peak_reserved", "0.56%, +17.3%"),
+        ("rtx4080", "peak_allocated", "13.25%, +21.3%"),
+        ("peft-metamath", "peak_reserved", "0.15%, -4.3%"),
+        ("xmem-3060-4060-a100", "process", "3.06%, +14.9%"),
+    ],
+)
+def test_errors_are_those_of_the_committed_predictions(name, figure, said):
+    assert spread(errors(compared(SETS[name]), figure)) == said
+
+
+def test_a_rival_is_compared_on_the_same_rows():
+    rows = compared(SETS["xmem-3060-4060-a100"])
+    assert len(rows) == len(errors(rows, "process", "xMem")) == 33
+    assert 0.029 < median(map(abs, errors(rows, "process", "xMem"))) < 0.031
