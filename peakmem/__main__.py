@@ -22,8 +22,6 @@ from peakmem.events import NotPredicted
 from peakmem.script import Record
 from peakmem.stacks import Stack
 
-EVEN, ODD = (2, 4), (3, 5)  # layers of the short runs
-
 
 def main() -> None:
     """Predict, print and exit: with 0 if the program fits the card, 1 if not, 2 if nothing can be predicted."""
@@ -80,11 +78,11 @@ def predict(options: argparse.Namespace) -> report.Prediction:
         if whole.ended != "probed" or whole.stack is None:
             return report.of_run(card, whole)
         stack = whole.stack
-        depths = ODD if stack.layers % 2 else EVEN
+        depths = stack.depths
         _say(f"a stack of {stack.layers} equal layers ({stack.layer}): running it with {depths[0]} and {depths[1]}")
         runs = [_Run(options, Path(folder, str(n)), stack, n, False) for n in depths]
         shallow, deeper = (run.result() for run in runs)
-        return report.of_depths(card, shallow, deeper, depths)
+        return report.of_depths(card, shallow, deeper)
 
 
 def _check_program(program: str, module: bool) -> None:
@@ -103,7 +101,7 @@ class _Run:
     def __init__(self, options: argparse.Namespace, into: Path, stack: Stack | None, layers: int, probing: bool):
         command = [sys.executable, "-m", "peakmem", "--card", options.card, "--steps", str(options.steps)]
         command += ["--into", str(into), "--layers", str(layers)]
-        command += ["--stack", f"{stack.layer} {stack.layers}"] if stack else []
+        command += ["--stack", f"{stack.layer} {stack.layers} {stack.period}"] if stack else []
         command += ["--probing"] * probing + ["-m"] * options.module
         path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._options, self._into, self._layers = options, into, layers
@@ -153,8 +151,8 @@ def _follow(options: argparse.Namespace) -> None:
     """Run the program in this process, and write what was recorded."""
     from peakmem.script import Followed, follow
 
-    name, _, layers = (options.stack or "").rpartition(" ")
-    stack = Stack(name, int(layers)) if name else None
+    name, *sizes = (options.stack or "").rsplit(" ", 2)
+    stack = Stack(name, *map(int, sizes)) if name else None
 
     def keep(record: Record) -> NoReturn:
         Path(options.into).write_bytes(pickle.dumps(record))

@@ -41,18 +41,22 @@ class Deep(NamedTuple):
     sources: list[int]
 
 
-def deepen(shallow: Sequence[Event], deeper: Sequence[Event], layers: int, depths: tuple[int, int] = DEPTHS) -> Deep:
+def deepen(
+    shallow: Sequence[Event], deeper: Sequence[Event], layers: int, depths: tuple[int, int] = DEPTHS, period: int = 1
+) -> Deep:
     """Return the events for `layers` layers, from those with `depths` layers; their sources are storages of `deeper`.
 
     A number of layers that is not the lower depth and a multiple of the difference is rounded up. Up to the higher
     depth, the events with one of them are returned as they are, and are their own source. Raises NotAligned if the
     events of the two depths do not match.
+
+    Layers of several kinds repeat with a `period`, as in hybrid models; the two depths then differ by periods.
     """
     low, high = depths
     if layers <= high:
         events = list(shallow if layers <= low else deeper)
         return Deep(events, list(range(1 + max((e.storage for e in events if e.storage is not None), default=-1))))
-    return _Builder(shallow, deeper, -(-(layers - low) // (high - low))).build()
+    return _Builder(shallow, deeper, -(-(layers - low) // (high - low)), period == 1).build()
 
 
 def releases_in_order(events: Sequence[Event]) -> list[Event]:
@@ -78,12 +82,15 @@ def _age(event: Event) -> int:
     return event.storage
 
 
-def highest_at_depth(deep: Deep, layers: int, component_of: Sequence[StorageKind]) -> dict[str, Parts]:
+def highest_at_depth(
+    deep: Deep, layers: int, component_of: Sequence[StorageKind], depths: tuple[int, int] = DEPTHS
+) -> dict[str, Parts]:
     """Return the components at the peak of each phase, from repeated events, by the components of their sources.
 
-    They are empty where nothing was repeated, and for an odd number of layers, whose events are those of one more.
+    They are empty where nothing was repeated, and for a number of layers between those that `depths` reach.
     """
-    if layers <= DEPTHS[-1] or layers % 2:
+    low, high = depths
+    if layers <= high or (layers - low) % (high - low):
         return {}
     peaks = peaks_of(deep.events, [component_of[source] for source in deep.sources])
     return {name: peak.highest for name, peak in peaks.items()}
@@ -92,8 +99,9 @@ def highest_at_depth(deep: Deep, layers: int, component_of: Sequence[StorageKind
 class _Builder:
     """Writes `repeats` copies of each insertion, where `deeper` has one and `shallow` has none."""
 
-    def __init__(self, shallow: Sequence[Event], deeper: Sequence[Event], repeats: int):
+    def __init__(self, shallow: Sequence[Event], deeper: Sequence[Event], repeats: int, twice: bool):
         self.shallow, self.deeper, self.repeats = shallow, deeper, repeats
+        self.twice = twice  # whether an insertion is of two equal layers
         self.shallow_releases, self.deeper_releases = _releases(shallow), _releases(deeper)
         self.shallow_makers, self.deeper_makers = _makers(shallow), _makers(deeper)
         self.events: list[Event] = []
@@ -132,7 +140,11 @@ class _Builder:
         """Yield the loops over layers that one insertion is made of.
 
         Two that follow each other directly make one insertion, but each of them does twice the same, for two layers.
+        With a period of several kinds of layers they cannot be told apart, and are repeated together.
         """
+        if not self.twice:
+            yield range(start, end)
+            return
         keys = self._keys(self.deeper, start, end)
         while keys:
             halves = (n for n in range(len(keys) // 2, 0, -1) if keys[n] == keys[0])

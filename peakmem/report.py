@@ -76,11 +76,12 @@ def of_run(card: cards.Card, record: Record) -> Prediction:
     return _prediction(card, record, record.events, record.components, list(sources), None)
 
 
-def of_depths(card: cards.Card, shallow: Record, deeper: Record, depths: tuple[int, int]) -> Prediction:
-    """Return what is predicted from runs with `depths` layers. Raises NotPredicted where they do not match."""
-    assert deeper.stack
+def of_depths(card: cards.Card, shallow: Record, deeper: Record) -> Prediction:
+    """Return what is predicted from runs with few layers. Raises NotPredicted where they do not match."""
+    stack = deeper.stack
+    assert stack
     try:
-        deep = deepen(shallow.events, deeper.events, deeper.stack.layers, depths)
+        deep = deepen(shallow.events, deeper.events, stack.layers, stack.depths, stack.period)
     except NotPredicted as error:
         raise NotPredicted(f"{error}; --full runs all {deeper.stack.layers} layers") from error
     components = [deeper.components[source] for source in deep.sources]

@@ -30,7 +30,7 @@ from peakmem import cuda, foreign, kernels
 from peakmem.cards import Card
 from peakmem.depth import releases_in_order
 from peakmem.device import StandIn
-from peakmem.events import Event, Peak, StorageKind
+from peakmem.events import PASS, Event, Peak, StorageKind
 from peakmem.patches.replacing import Replaced
 from peakmem.stacks import Stack, Stacks
 from peakmem.tensors import META, Args, Kwargs, Op, tensors_in
@@ -252,6 +252,7 @@ class Followed(StandIn):
                 if self.record.stack:
                     self.end("probed")
             self._begin("forward" if torch.is_grad_enabled() else "without gradients")
+            self.mark(PASS)  # two depths are aligned call by call: the cost grows with the square of a stretch
         self._within += 1
 
     def _after_module(self, *_: object) -> None:

@@ -12,10 +12,18 @@ LEAST_LAYERS = 7  # of a stack that is worth two short runs
 
 
 class Stack(NamedTuple):
-    """Equal layers of a model: the class of one, and how many there are."""
+    """Equal layers of a model: the class of one, and how many there are; layers of several kinds repeat in periods."""
 
     layer: str
     layers: int
+    period: int = 1
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """Return how many layers the two short runs have."""
+        if self.period > 1:
+            return self.period, 2 * self.period
+        return (3, 5) if self.layers % 2 else (2, 4)
 
 
 class Stacks:
@@ -39,17 +47,17 @@ class Stacks:
 
         How many layers a stack gets that grows is not known while it does.
         """
-        found = [([*x.children()], grew) for x, grew in self._found.items()]
-        depths = [(len(layers), type(layers[0]).__qualname__, grew) for layers, grew in found if _equal(layers)]
-        layers, layer, _ = max(depths, default=(0, "", False))
-        grown = {n for n, name, grew in depths if name == layer and grew}
-        return Stack(layer, layers) if layers >= LEAST_LAYERS and grown <= {layers} else None
+        found = [(_stack([*x.children()]), grew) for x, grew in self._found.items()]
+        stacks = [(stack.layers, stack, grew) for stack, grew in found if stack]
+        layers, deepest, _ = max(stacks, default=(0, Stack("", 0), False))
+        grown = {n for n, stack, grew in stacks if stack.layer == deepest.layer and grew}
+        return deepest if layers >= LEAST_LAYERS and grown <= {layers} else None
 
     def _making(self, make: Any) -> Any:
         def init(owner: Any, *args: Any) -> None:
             listed = type(owner) is nn.ModuleList and args and args[0] is not None
             layers = list(args[0] if listed else args)  # what is given may be read once only
-            if self._short and _equal(layers) and Stack(type(layers[0]).__qualname__, len(layers)) == self._short:
+            if self._short and len(layers) == self._short.layers and _stack(layers) == self._short:
                 self._left_out(layers[self._layers :])
                 layers = layers[: self._layers]
             make(owner, *([layers] if listed else layers))
@@ -60,7 +68,7 @@ class Stacks:
     def _growing(self, append: Any) -> Any:
         def add(owner: Any, layer: nn.Module) -> Any:
             few = self._short and len(owner) >= self._layers and type(layer).__qualname__ == self._short.layer
-            if few and _equal([owner[0], layer]):
+            if few and _kind(layer) in {_kind(owner[n]) for n in range(self._short.period if self._short else 0)}:
                 self._left_out([layer])
                 return owner
             self._found[owner] = True
@@ -69,9 +77,15 @@ class Stacks:
         return add
 
 
-def _equal(layers: Sequence[nn.Module]) -> bool:
-    """Return whether layers are of one class, with parameters of the same shapes."""
-    if not layers or any(type(x) is not type(layers[0]) for x in layers) or not isinstance(layers[0], nn.Module):
-        return False
-    shapes = {tuple((name, tuple(p.shape)) for name, p in x.named_parameters()) for x in layers}
-    return len(shapes) == 1 and bool(next(iter(shapes)))
+def _stack(layers: Sequence[nn.Module]) -> Stack | None:
+    """Return what layers are a stack of: the shortest period in which their kinds repeat, with some parameters."""
+    kinds = [_kind(x) for x in layers]
+    for period in range(1, len(layers) // 3 + 1):  # of two periods, the short runs would be no shorter
+        if len(layers) % period == 0 and kinds[period:] == kinds[:-period] and any(kind[-1] for kind in kinds):
+            return Stack(type(layers[0]).__qualname__, len(layers), period)
+    return None
+
+
+def _kind(layer: nn.Module) -> tuple[type, tuple[tuple[str, tuple[int, ...]], ...]]:
+    """Return what equal layers have in common: their class, and the names and shapes of their parameters."""
+    return type(layer), tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
