@@ -83,9 +83,9 @@ def of_depths(card: cards.Card, shallow: Record, deeper: Record) -> Prediction:
     try:
         deep = deepen(shallow.events, deeper.events, stack.layers, stack.depths, stack.period)
     except NotPredicted as error:
-        raise NotPredicted(f"{error}; --full runs all {deeper.stack.layers} layers") from error
+        raise NotPredicted(f"{error}; --full runs all {stack.layers} layers") from error
     components = [deeper.components[source] for source in deep.sources]
-    return _prediction(card, deeper, deep.events, components, deep.sources, deeper.stack.layers)
+    return _prediction(card, deeper, deep.events, components, deep.sources, stack.layers)
 
 
 def _prediction(
