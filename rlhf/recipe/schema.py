@@ -83,7 +83,7 @@ class Optimization(Section):
     def _check_steps(self) -> Self:
         """Raise ValueError unless checkpoints are saved where a logging window ends."""
         if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
-            raise ValueError("save_steps must be a multiple of logging_steps")
+            raise ValueError(f"save_steps: {self.save_steps} must be a multiple of logging_steps: {self.logging_steps}")
         return self
 
     def per_device(self, count: int) -> tuple[int, int]:
@@ -148,7 +148,7 @@ class Rm(Dialogues):
     )
     margin: NonNegative = 0.0  # subtracted from the difference of scores
     center_rewards_coefficient: NonNegative = 0.0
-    ensemble: Annotated[int | None, Field(ge=2, le=1 + len(MEMBER_ROLES), description="one reward model")] = None
+    ensemble: Annotated[int | None, Field(ge=2, le=1 + len(MEMBER_ROLES))] = None
 
     @model_validator(mode="after")
     def _check_loss(self) -> Self:

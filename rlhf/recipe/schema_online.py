@@ -147,7 +147,10 @@ class OnlineBase(Section):
                 f"batch_size {self.batch_size} must be a multiple of num_mini_batches {self.num_mini_batches}"
             )
         if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
-            raise ValueError("eval_steps and save_steps must be multiples of logging_steps")
+            raise ValueError(
+                f"eval_steps: {self.eval_steps} and save_steps: {self.save_steps} must be multiples of logging_steps: "
+                f"{self.logging_steps}"
+            )
         if self.kl_penalty == "loss" and self.kl_estimator == "k1" and not self.corrects_kl:
             raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
         if self.kl_penalty == "loss" and self.kl_estimator == "k2" and self.corrects_kl:

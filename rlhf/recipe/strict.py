@@ -1,11 +1,11 @@
 """Parsed YAML as frozen, strictly typed objects. Every mistake becomes one line: file, key and the way out."""
 
-import difflib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -23,17 +23,11 @@ class Section(BaseModel):
     documented_in: ClassVar[str] = "docs/recipes.md"  # the page that explains its keys
 
 
-Problem = Mapping[str, Any]  # an error that pydantic lists, with its input of any type
 Changes = dict[str, JsonValue]  # of a recipe: dotted key -> new value
 SectionT = TypeVar("SectionT", bound=Section)
 # Names in use elsewhere, and the keys that they mean.
-COMMON_NAMES = {
-    "lr": ("learning_rate",),
-    "epochs": ("num_train_epochs", "num_ppo_epochs"),
-    "batch_size": ("per_device_train_batch_size",),
-}
-# Types that a key may take beside others, as pydantic names them after the key, and in words.
-PLAIN_TYPES = {"bool": "true or false", "int": "a number", "float": "a number", "str": "text"}
+COMMON_NAMES = {"lr": "learning_rate", "epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size"}
+PLAIN_TYPES = ("bool", "int", "float", "str")  # that a key may take beside others, as pydantic names them after the key
 MAX_KEY = 200  # characters of a dotted key
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)  # YAML has only lists
 
@@ -41,124 +35,50 @@ AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) 
 def validate(
     kind: type[SectionT], content: object, file: Path, overrides: Collection[str], prefix: str = ""
 ) -> SectionT:
-    """Return `content` as a section. Raises UserError.
+    """Return `content` as a section. Raises UserError about the first problem; an unknown key comes before any other.
 
     The message names `--set` where one of `overrides` is at fault, and puts `prefix` before every key.
     """
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise UserError(_one_line(kind, error, file, overrides, prefix)) from None
+        problem = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    parts = [str(p) for p in problem["loc"] if re.fullmatch(r"\w+", str(p)) and p not in PLAIN_TYPES]
+    key = (prefix + ".".join(parts)).rstrip(".")  # of the whole object: the prefix alone
+    by_option = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
+    if problem["type"] == "missing" and len(parts) > 1:  # in a section that is in the file, or that --set began
+        by_option = line_of(file, key.split(".")[:-1]) is None
+    line = None if by_option or not key else line_of(file, key.split("."))
+    place = f"{file} with --set" if by_option or (overrides and not key) else f"{file}:{line}" if line else str(file)
+    raise UserError(f"{place}: {_in_words(kind, problem, key, parts, prefix)}")
 
 
-def _one_line(kind: type[Section], error: ValidationError, file: Path, overrides: Collection[str], prefix: str) -> str:
-    """Describe the first problem in one line.
-
-    An unknown key comes before any other problem: a misspelt key is also reported as missing. What is wrong with a
-    number comes before the words that its key takes too.
-    """
-    problems = sorted(
-        error.errors(),
-        key=lambda e: (e["type"] != "extra_forbidden", e["type"] == "literal_error" and type(e["input"]) is int),
-    )
-    problem = problems[0]
-    location = _location(problem)
-    key = (prefix + ".".join(location)).rstrip(".")  # of the whole object: the prefix alone
-    overridden = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
-    line = None if overridden or not key else line_of(file, key.split("."))
-    place = str(file) if line is None else f"{file}:{line}"
-    source = f"{file} with --set" if overrides and (overridden or not key) else place
+def _in_words(kind: type[Section], problem: Mapping[str, Any], key: str, parts: list[str], prefix: str) -> str:
+    """Describe a problem of pydantic's at a key, with the way out."""
     if problem["type"] == "extra_forbidden":
-        if moved.is_moved(key):
-            return f"{source}: key '{key}': {moved.in_words(key)}"
-        others = [prefix + ".".join(_location(p)) for p in problems[1:] if p["type"] == "extra_forbidden"]
-        also_unknown = f" (also unknown: {', '.join(others[:3])})" if others else ""
-        return f"{source}: unknown key '{key}'{also_unknown}; {_nearest(kind, location, prefix)}"
-    if absent := next(filter(None, (_absent_section(kind, p, file, overrides) for p in problems)), None):
-        return absent
-    other_keys = list(dict.fromkeys(prefix + ".".join(_location(other)) for other in problems[1:] if other["loc"]))
-    other_keys = [o for o in other_keys if not f"{o}.".startswith(f"{key}.") and not f"{key}.".startswith(f"{o}.")]
-    more = f" and {len(other_keys) - 3} more" if len(other_keys) > 3 else ""
-    also_wrong = f" (also wrong: {', '.join(other_keys[:3])}{more})" if other_keys else ""
-    if problem["type"] == "missing":
-        page = _section_at(kind, location[:-1]).documented_in
-        return f"{source}: key '{key}' is missing{also_wrong}; add it ({page} explains it)"
+        way_out = moved.in_words(key) if moved.is_moved(key) else _nearest(kind, parts, prefix)
+        return f"unknown key '{key}': {way_out}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if problem["type"] == "value_error":
-        return f"{source}: {key + ': ' if key else ''}{message}"
-    if problem["type"] == "model_type":
-        message = f"a section is written {'.'.join([*location, 'KEY'])}=VALUE, or with its keys below it"
-    if problem["type"] in ("tuple_type", "literal_error"):
-        message = _message_of_several_types(kind, problems, location) or message
-    if problem["loc"][-1:] and problem["loc"][-1] in PLAIN_TYPES:
-        types = [PLAIN_TYPES.get(str(p["loc"][-1]), "") for p in problems if p["loc"] and _location(p) == location]
-        message = f"input should be {', or '.join(dict.fromkeys(filter(None, types)))}"
+        return f"{key}: {message}" if key else message
+    if problem["type"] == "missing":
+        return f"key '{key}' is missing; add it, or use a recipe that has it ({kind.documented_in})"
     given = "null" if problem["input"] is None else repr(problem["input"])
-    return f"{source}: {key}{key and ' = '}{shortened(given, 200)}: {message}{_left_out(kind, location)}{also_wrong}"
+    return f"{key or 'content'} = {shortened(given, 200)}: {message} ({kind.documented_in})"
 
 
-def _left_out(kind: type[Section], location: list[str]) -> str:
-    """Return that a key without a default may be left out, and what there is then if its `description` says so.
-
-    A value that switches something off elsewhere, such as 0, 1 or -1, is often none that the key takes.
-    """
-    if ".".join(location) not in dotted_keys(kind):  # a value in a mapping, or the whole object
-        return ""
-    field = _section_at(kind, location[:-1]).model_fields[location[-1]]
-    if field.is_required() or field.default is not None or section_types(field.annotation):
-        return ""
-    return f"; leave the key out for {field.description}" if field.description else "; the key may be left out"
-
-
-def _message_of_several_types(kind: type[Section], problems: Sequence[Problem], location: list[str]) -> str | None:
-    """Return the message about a value at a key that takes words and numbers, or a list; None at any other key.
-
-    The words come first where a key takes both.
-    """
-    field = _section_at(kind, location[:-1]).model_fields.get(location[-1])
-    tuples = _tuple_types(field.annotation) if field else []
-    problem = next((p for p in problems if p["type"] == "literal_error" and _location(p) == location), None)
-    if not tuples and problem and any(p["type"] == "int_type" and _location(p) == location for p in problems):
-        return f"input should be {problem['ctx']['expected']}, or a whole number"
-    if not tuples:
-        return None
-    if problem is None:
-        return f"a list is written [{problems[0]['input']}]"
-    what = "a list" if Ellipsis in tuples[0] else "a list of two numbers"  # no key takes another number of values
-    return f"input should be {problem['ctx']['expected']}, or {what} ({kind.documented_in} explains it)"
-
-
-def _location(problem: Problem) -> list[str]:
-    """Return the place of a problem as the parts of a dotted key, without the types' names that pydantic adds."""
-    *above, last = problem["loc"] or ("",)
-    location = [str(part) for part in above if re.fullmatch(r"\w+", str(part))]
-    if problem["type"] == "extra_forbidden" or (re.fullmatch(r"\w+", str(last)) and last not in PLAIN_TYPES):
-        location.append(str(last))
-    return location
-
-
-def _nearest(kind: type[Section], location: list[str], prefix: str) -> str:
-    """Name the keys that were probably meant, and the page that lists all.
-
-    They are siblings that are spelt alike or begin alike; else keys of other sections with the same or a similar name.
-    """
-    *section, name = location
-    siblings, everywhere = _keys_at(kind, section), dotted_keys(kind)
-    alike = [key for key in (name.lower(), *COMMON_NAMES.get(name, ())) if key in siblings]
-    alike = alike or difflib.get_close_matches(name, siblings, n=3, cutoff=0.7)
-    alike = alike or difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)  # `pop` for `ppo`
-    begun = difflib.get_close_matches(name, [key for key in siblings if key.startswith(name)], n=3, cutoff=0)
-    elsewhere = [key for key in everywhere if key.rpartition(".")[2] == name]
-    candidates = (
-        [".".join([*section, key]) for key in alike or begun]
-        or elsewhere
-        or difflib.get_close_matches(".".join(location), {*everywhere} - {".".join(section)}, n=1, cutoff=0.8)
-    )
-    page = _section_at(kind, section).documented_in
-    if not candidates:
-        return f"{page} lists the keys"
-    return f"nearest: {', '.join(prefix + key for key in candidates)} ({page} lists all)"
+def _nearest(kind: type[Section], parts: list[str], prefix: str) -> str:
+    """Name the keys that were probably meant, or the page that lists all: alike in the section, else of that name."""
+    keys = dotted_keys(kind)
+    *section, name = parts
+    name = COMMON_NAMES.get(name, name.lower())
+    names = [key.split(".")[-1] for key in keys if key.split(".")[:-1] == section]
+    alike = get_close_matches(name, names, cutoff=0.7) or [other for other in names if other.startswith(name)]
+    near = [".".join([*section, other]) for other in alike]
+    near = near or [key for key in keys if key.split(".")[-1] == name] or get_close_matches(".".join(parts), keys)
+    named = f"nearest: {', '.join(prefix + key for key in near[:3])}; " if near else ""
+    return f"{named}{kind.documented_in} lists all"
 
 
 def dotted_keys(kind: type[Section], prefix: str = "") -> list[str]:
@@ -171,55 +91,11 @@ def dotted_keys(kind: type[Section], prefix: str = "") -> list[str]:
     return keys
 
 
-def _keys_at(kind: type[Section], path: list[str]) -> list[str]:
-    """Return the keys of the section at `path`."""
-    return list(_section_at(kind, path).model_fields)
-
-
-def _section_at(kind: type[Section], path: Sequence[str]) -> type[Section]:
-    """Return the type of the section at `path`, or of the last section on the way."""
-    for key in path:
-        field = kind.model_fields.get(key)
-        inner = section_types(field.annotation) if field else []
-        if not inner:
-            return kind
-        kind = inner[0]
-    return kind
-
-
-def _absent_section(kind: type[Section], problem: Problem, file: Path, overrides: Collection[str]) -> str | None:
-    """Return the message where a key is missing in a section that only overrides have made; otherwise None.
-
-    Such a section may be left out of a recipe.
-    """
-    path = _location(problem)[:-1]
-    if problem["type"] != "missing" or not path:
-        return None
-    field = _section_at(kind, path[:-1]).model_fields.get(path[-1])
-    if field is None or field.is_required():
-        return None
-    section = ".".join(path)
-    keys = [f"{section}.{key}." for key in problem["input"]]
-    overriding = [next((o for o in overrides if f"{o}.".startswith(key)), "") for key in keys]
-    if not overriding or not all(overriding):
-        return None
-    page = _section_at(kind, path).documented_in
-    way_out = f"use a recipe that has one, or add it to this one with all its keys ({page})"
-    return f"--set {overriding[0]}: {file.parent} has no section {section}; {way_out}"
-
-
 def section_types(annotation: object) -> list[type[Section]]:
     """Return the sections that a type annotation names."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     return [section for part in getattr(annotation, "__args__", ()) for section in section_types(part)]
-
-
-def _tuple_types(annotation: object) -> list[tuple[object, ...]]:
-    """Return the types of the values of each tuple that a type annotation names."""
-    if get_origin(annotation) is tuple:
-        return [get_args(annotation)]
-    return [values for part in getattr(annotation, "__args__", ()) for values in _tuple_types(part)]
 
 
 def parse_overrides(items: Iterable[str]) -> Changes:
@@ -238,6 +114,8 @@ def parse_overrides(items: Iterable[str]) -> Changes:
         for other in overrides:
             if key.startswith(f"{other}.") or other.startswith(f"{key}."):
                 raise UserError(f"--set {item}: {other} is given too, and one is part of the other; leave one out")
+        if value.endswith(",") or re.search(r",\s*\w+(\.\w+)+=", value):
+            raise UserError(f"--set {item}: several changes are separated by spaces, without commas")
         overrides[key] = parse(value, f"--set {item}", lines=False)
     return overrides
 

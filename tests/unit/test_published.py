@@ -129,7 +129,7 @@ def published_yaml(ends: str) -> str:
         ("goals: 1\ntargets: []", "unknown key 'goals'"),
         (
             "targets: [{name: f, stage: sft, metric: hours, rnage: [0, 1], unit: h, source: s}]",
-            "nearest: targets.0.range (docs/metrics",
+            "nearest: targets.0.range",
         ),
         (published_yaml("range: [5, 3]"), "targets.0: range: 5 is above 3; write the lower end first"),
         (published_yaml("range: [null, null]"), "targets.0: range: both ends are open; give one of them a number"),
