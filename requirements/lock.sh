@@ -34,7 +34,7 @@ uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
 #
 # A constraints file: it names versions and installs nothing by itself.
 #
-#     pip install -c requirements/cpu.txt -e '.[gpu,math,report,serve,tracking]'
+#     pip install -c requirements/cpu.txt -e '.[gpu,math,serve,tracking]'
 #
 # Left out are the CUDA libraries and triton. torch's CUDA wheel asks for their exact versions itself, the CPU-only
 # wheel has no use for them, and torch==2.13.0 below admits both wheels: the file serves a GPU as well as a CPU.
@@ -52,7 +52,7 @@ echo "$lock: $(grep -c == "$lock") pins"
 
 image=requirements/image.txt
 if [ -f "$image" ]; then cp "$image" "$new"; else : >"$new"; fi
-uv pip compile pyproject.toml --extra gpu --extra tracking --extra wandb --extra trackio --extra serve --extra math --extra tasks --extra report --constraint "$lock" --generate-hashes \
+uv pip compile pyproject.toml --extra gpu --extra tracking --extra wandb --extra trackio --extra serve --extra math --extra tasks --constraint "$lock" --generate-hashes \
     --python-platform x86_64-unknown-linux-gnu --python-version 3.12 \
     --no-header --annotation-style line --quiet --output-file "$new" >/dev/null
 {
@@ -65,7 +65,7 @@ python3 - >requirements/direct.txt <<'DIRECT'
 import tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = ("gpu", "tracking", "wandb", "trackio", "serve", "math", "tasks", "report")
+extras = ("gpu", "tracking", "wandb", "trackio", "serve", "math", "tasks")
 print(f"# Made by requirements/lock.sh: the direct dependencies, with the extras {', '.join(extras)}.")
 for line in [*project["dependencies"], *(x for extra in extras for x in project["optional-dependencies"][extra])]:
     print(line)

@@ -21,7 +21,7 @@ from rlhf.plan import predict as predicting
 from rlhf.plan.predict import Predictor
 from rlhf.plan.rehearsal.seams import with_seams
 from rlhf.process.libraries import quiet_libraries
-from tests.helpers import VLLM, run_stages, small
+from tests.helpers import VLLM, beside, run_stages, small
 
 # Started in the background of a script, or by nohup, this process and all that tests start would ignore them.
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -132,3 +132,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trained")
     run_stages(small(), out, "pretrain", "sft", "rm")
     return out
+
+
+@pytest.fixture(scope="session")
+def evaluated(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run directory of that chain with PPO and an evaluation; tests only read it."""
+    out = beside(trained, tmp_path_factory.mktemp("evaluated"), "pretrain", "sft", "rm")
+    run_stages(small(), out, "ppo", "evaluate")
+    return out / "cpu-tiny" / "v1"

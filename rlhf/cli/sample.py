@@ -8,7 +8,6 @@ from rich.console import Group
 from rich.rule import Rule
 from rich.text import Text
 
-from rlhf import report
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import (
     ANSWER_TEMPERATURE,
@@ -29,6 +28,7 @@ from rlhf.files import json_lines, write_output
 from rlhf.process.libraries import quiet_libraries
 from rlhf.rating.pairs import turns
 from rlhf.recipe.stages import EVALUATE, PolicyLabel
+from rlhf.report.answers import write_answers
 from rlhf.run.directory import StageRun
 from rlhf.run.outcomes import SampleLine, by_prompt
 from rlhf.terminal import counted, say, screen
@@ -113,7 +113,7 @@ def sample(
         write_output(to, json_lines(rows))
         screen.OUT.print(f"{counted(len(lines), 'row')} written to {to}")
     if page is not None:
-        report.write_answers(title, lines, page)
+        write_answers(title, lines, page)
         screen.OUT.print(f"written to {page}")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rlhf import terminal
-from rlhf.cli import chain, next_steps
+from rlhf.cli import chain, next_steps, report
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand
 from rlhf.cli.recipe_options import REUSE, TRAINING_HELP, chooses_recipe
@@ -149,6 +149,7 @@ def run(
     if path is not None and not children.part_of_command():
         targets_table([s for name in STAGES if (s := read_summary(path.parent / name))], price)
         next_steps.show(path, loaded.recipe)
+        report.after_run(path.parent, price)
 
 
 def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:

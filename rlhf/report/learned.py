@@ -1,110 +1,158 @@
-"""The first charts of the page: what was learned, on held-out prompts, beside the level of the start."""
+"""What a run learned, in a sentence; what the reward means and its range; a few answers before and after."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
-from rlhf.recipe import StageName
-from rlhf.recipe.stages import POLICIES, RM, SFT
-from rlhf.report.parts import LINE_COLOURS, STAGE_TITLES, Chart, Charts, Section, Trace, level, sections_or_problem
-from rlhf.report.runs import RunRecords, metrics, suffix, trusted_summaries
-from rlhf.run.evidence import OF_EVALUATIONS, START_IN_WORDS, Ends, Gain, gain_of_stage, gains_over_start, of_prompts
+from rlhf.data.worlds import toy
+from rlhf.rating.pairs import SPEAKERS, turns
+from rlhf.recipe.stages import EVALUATE, RM, SFT, STARTS
+from rlhf.report.records import TITLES, RunRecords
+from rlhf.run.evidence import IS_BETTER, IS_WORSE, START_IN_WORDS, Gain, gains_over_start, of_prompts, way_to_know
+from rlhf.run.outcomes import Answer, SampleLine
+from rlhf.terminal.wording import estimate, number
+
+SHOWN = 3  # prompts above the curve
+MORE = 20  # further prompts, folded
+# What a number says that judges an answer, by the name of its reward without options.
+MEANING = {
+    "score": "what the run's own reward model gives; more is better, without a unit",
+    "exact_answer": "1 for the right answer, else 0",
+    "numeric_answer": "1 for the right number, else 0",
+    "math_answer": "1 for the right expression, else 0",
+    "reasoning_gym": "0 to 1, by the task's own check",
+    "regex": "1 where the answer matches, else 0",
+    "length": "0 up to the limit of length, −1 from twice the limit on",
+    "json_valid": "1 for valid JSON, else 0",
+    "judge": "a judge's mark, from 0 to 1",
+    "reward_model": "what another reward model gives; more is better",
+}
 
 
-class Point(NamedTuple):
-    """A figure after a step, with the ends of its interval if there is one."""
+class Sentence(NamedTuple):
+    """What a policy learned; `kind` is good, bad, or "" where neither is known."""
 
-    step: int
-    value: float
-    interval: Ends | None
+    text: str
+    kind: str
 
 
-def sections_of_learned(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return a chart for each policy: its main metric over the steps, with 95 % intervals, and the level of its start.
+def sentences(run: RunRecords) -> list[Sentence]:
+    """Return what each policy learned; without one the reward model or SFT, or what has finished."""
+    if gains := gains_over_start(run.summaries):
+        return [Sentence(_of_gain(gain), gain.kind) for gain in gains]
+    evaluated = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
+    if accuracy := estimate(evaluated, f"{RM}/accuracy") or (
+        estimate(run.summaries[RM].metrics, "accuracy") if RM in run.summaries else ""
+    ):
+        return [Sentence(f"The reward model prefers the chosen answer in a share of {accuracy} of held-out pairs.", "")]
+    if SFT in run.summaries and (loss := run.summaries[SFT].metrics.get("eval_loss")) is not None:
+        return [Sentence(f"SFT ended at a held-out loss of {number(loss)} nats per token.", "")]
+    finished = ", ".join(TITLES[stage] for stage in run.summaries)
+    return [Sentence(f"Finished: {finished}." if finished else "Nothing has finished yet.", "")]
 
-    Where no policy was trained, the reward model's accuracy and SFT's loss stand for it.
+
+def _of_gain(gain: Gain) -> str:
+    """Return what a policy learned as a sentence: the metric before and after, with its interval and prompts."""
+    policy, start = TITLES[gain.stage], START_IN_WORDS[gain.origin]
+    ends = "" if gain.end_interval is None else " (95 %: {:.3g} to {:.3g})".format(*sorted(gain.end_interval))
+    course = f"from {gain.start:.3g} ({start}) to {gain.end:.3g}{ends}{of_prompts(gain.prompts)}"
+    verb = {IS_BETTER: "raised", IS_WORSE: "lowered"}.get(gain.verdict)
+    if verb:
+        return f"{policy} {verb} the {gain.name} {course}."
+    way = way_to_know(gain.value, gain.interval, gain.prompts)
+    return f"It is not known whether {policy} changed the {gain.name}: {course}; {way}."
+
+
+def meanings(run: RunRecords) -> list[str]:
+    """Return what each reward of the sentences means, and the range of it in the answers that are kept."""
+    texts = {}
+    for gain in gains_over_start(run.summaries):
+        function = run.details.reward_functions.get(gain.key.removeprefix("reward_"), "")
+        kind = function.partition("(")[0] or gain.key
+        if gain.key == "true_reward":
+            most = sum(weight for weight in toy.TRUTH.values() if weight > 0)
+            meaning = f"what the toy world counts: {_weights(1)}, less for {_weights(-1)}; at most {most:g}"
+        else:
+            meaning = MEANING.get(kind, f"what the function {kind} gives")
+        given = [v for line in run.samples for a in line.answers.values() if (v := _value(a, gain.key)) is not None]
+        seen = f" In these answers it runs from {min(given):.3g} to {max(given):.3g}." if given else ""
+        texts[gain.key] = f"The {gain.name} is {meaning}.{seen}"
+    return [*texts.values()]
+
+
+def _weights(sign: int) -> str:
+    """Return the components of the true reward with this sign, in words."""
+    names = {name: name.replace("_", " ") for name, weight in toy.TRUTH.items() if weight * sign > 0}
+    return ", ".join(f"{toy.TRUTH[name]:g} if {words}" if sign > 0 else words for name, words in names.items())
+
+
+def _value(answer: Answer, key: str) -> float | None:
+    """Return what an answer was given by the metric `key` of the evaluation."""
+    return answer.given.get(key.removeprefix("reward_"))
+
+
+class Said(NamedTuple):
+    """An answer: whose, its text, what it was given, and good or bad where it is better or worse than the start's."""
+
+    policy: str
+    text: str
+    given: str
+    kind: str
+
+
+class SampleRow(NamedTuple):
+    """A held-out prompt: its last question, the turns before it, the answers, and the right one if it is known."""
+
+    question: str
+    before: Sequence[tuple[str, str]]
+    answers: list[Said]
+    expected: str
+
+
+class Samples(NamedTuple):
+    """Prompts, the rule by which the first ones were chosen, and further ones in the order of the record."""
+
+    rule: str
+    shown: list[SampleRow]
+    more: list[SampleRow]
+
+
+def samples(run: RunRecords) -> Samples:
+    """Return held-out prompts with every policy's answer.
+
+    The first are those with the least, the middle and the largest gain of the first policy's main metric over its
+    start; without one the first of the record.
     """
-    made = [
-        section
-        for stage in POLICIES
-        for section in sections_or_problem(f"{stage} learned", partial(_of_policy, stage, runs, charts), charts)
-    ]
-    return made or [Section("", "charts.html", _of_other_stages(runs, charts))]
+    gain = next(iter(gains_over_start(run.summaries)), None)
+    key = gain.key if gain else ""
+    changes = {}
+    for index, line in enumerate(run.samples if gain else ()):
+        start, end = (line.answers.get(name) for name in (gain.origin, gain.stage)) if gain else (None, None)
+        before, after = (None if answer is None else _value(answer, key) for answer in (start, end))
+        if before is not None and after is not None:
+            changes[index] = after - before
+    order = sorted(changes, key=lambda index: changes[index])
+    if len(order) >= SHOWN and gain:
+        chosen = [order[-1], order[len(order) // 2], order[0]]
+        rule = f"the largest, the middle and the least change in {gain.name} of {len(order)} answers"
+    else:
+        chosen, rule = [*range(min(SHOWN, len(run.samples)))], "the first of the record"
+    rest = [index for index in range(len(run.samples)) if index not in chosen][:MORE]
+    shown, more = ([row_of(run.samples[index], key) for index in indices] for indices in (chosen, rest))
+    return Samples(rule, shown, more)
 
 
-def _of_policy(stage: StageName, runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Draw the evaluations of a policy while it trained, and its result at its end; a line for each run."""
-    traces: list[Trace] = []
-    starts: list[Gain] = []
-    for number, run in enumerate(runs):
-        rows = metrics(run, stage)
-        logged = [(row.step, gain) for row in rows if (gain := gain_of_stage(stage, row.values, OF_EVALUATIONS))]
-        result = next((gain for gain in gains_over_start(trusted_summaries(run)) if gain.stage == stage), None)
-        gains = [gain for _, gain in logged] or ([result] if result else [])
-        if not gains:
-            continue
-        starts.append(gains[-1])
-        points = [Point(step, gain.end, gain.end_interval) for step, gain in logged]
-        points = points or [Point(rows[-1].step if rows else 1, gains[-1].end, gains[-1].end_interval)]
-        name = f"{STAGE_TITLES[stage]}{of_prompts(gains[-1].prompts)}{suffix(run, runs)}"
-        traces += _curve([Point(0, gains[0].start, None), *points], name, number)
-        if result and logged and result.end != logged[-1][1].end:
-            label = f"result{of_prompts(result.prompts)}{suffix(run, runs)}"
-            traces.append(_bars([Point(points[-1].step, result.end, result.end_interval)], label, number))
-    if not traces:
-        return []
-    shown = starts[0]
-    bounds = "; bands: 95 %" if any(gain.interval for gain in starts) else ""
-    title = f"{shown.name}, {STAGE_TITLES[stage]} (dotted: {START_IN_WORDS[shown.origin]}{bounds})"
-    levels = [level(gain.start) for gain in starts]
-    axes: Trace = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": shown.name}}}
-    return [Section("", "charts.html", [charts.add(title, traces, tall=True, shapes=levels, **axes)])]
-
-
-def _curve(points: Sequence[Point], name: str, number: int) -> list[Trace]:
-    """Return a line through points, and the band of their intervals."""
-    colour = LINE_COLOURS[number % len(LINE_COLOURS)]
-    steps, values = [point.step for point in points], [point.value for point in points]
-    line: Trace = {"x": steps, "y": values, "name": name, "mode": "lines+markers", "line": {"color": colour}}
-    bounded = [point for point in points if point.interval]
-    if len(bounded) == 1:
-        return [line, _bars(bounded, "95 %", number)]
-    x = [point.step for point in bounded]
-    lows, highs = ([point.interval[end] for point in bounded if point.interval] for end in (0, 1))
-    band: Trace = {"x": [*x, *reversed(x)], "y": [*highs, *reversed(lows)], "fill": "toself", "mode": "lines"}
-    band |= {"line": {"width": 0}, "fillcolor": colour + "33", "hoverinfo": "skip", "showlegend": False}
-    return [band, line] if bounded else [line]
-
-
-def _bars(points: Sequence[Point], name: str, number: int) -> Trace:
-    """Return points with bars for their intervals."""
-    colour = LINE_COLOURS[number % len(LINE_COLOURS)]
-    ends = [point.interval or (point.value, point.value) for point in points]
-    error = {
-        "type": "data",
-        "symmetric": False,
-        "array": [high - point.value for point, (_, high) in zip(points, ends, strict=True)],
-        "arrayminus": [point.value - low for point, (low, _) in zip(points, ends, strict=True)],
-    }
-    marker = {"color": colour, "size": 11, "symbol": "diamond"}
-    of_points: Trace = {"x": [point.step for point in points], "y": [point.value for point in points]}
-    return of_points | {"mode": "markers", "name": name, "marker": marker, "error_y": error}
-
-
-def _of_other_stages(runs: Sequence[RunRecords], charts: Charts) -> list[Chart]:
-    """Draw the accuracy of the reward model and the loss of SFT over their steps."""
-    made = []
-    drawn: tuple[tuple[StageName, str, str, float | None], ...] = (
-        (RM, "accuracy", "reward model: accuracy in training, share of pairs (dotted: a guess)", 0.5),
-        (SFT, "loss", "SFT: loss in training, nats per token", None),
-    )
-    for stage, key, title, chance in drawn:
-        lines: list[Trace] = []
-        for number, run in enumerate(runs):
-            rows = [row for row in metrics(run, stage) if row.values.get(key) is not None]
-            points = [Point(row.step, row.values[key] or 0.0, None) for row in rows]
-            lines += _curve(points, STAGE_TITLES[stage] + suffix(run, runs), number) if points else []
-        if lines:
-            axes: Trace = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": key}}}
-            made.append(charts.add(title, lines, tall=True, shapes=[level(chance)] if chance else [], **axes))
-    return made
+def row_of(line: SampleLine, key: str) -> SampleRow:
+    """Return a line of samples as it is shown; `key` is the metric that colours answers."""
+    dialogue = turns(line.prompt, line.messages)
+    last = max((i for i, (who, _) in enumerate(dialogue) if who == SPEAKERS["user"]), default=len(dialogue) - 1)
+    start = next((line.answers[name] for name in STARTS if name in line.answers), None)
+    of_start = None if start is None else _value(start, key)
+    answers = []
+    for policy, answer in line.answers.items():
+        given = " · ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in answer.given.items())
+        value = _value(answer, key)
+        change = 0.0 if policy in STARTS or value is None or of_start is None else value - of_start
+        kind = "good" if change > 0 else "bad" if change < 0 else ""
+        title = TITLES.get(policy, policy)
+        answers.append(Said(title, answer.response, given, kind))
+    return SampleRow(dialogue[last][1], [*dialogue[:last], *dialogue[last + 1 :]], answers, line.expected or "")

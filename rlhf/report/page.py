@@ -1,113 +1,64 @@
-"""The page of a report: its sections in order, and the templates that render them."""
+"""`report.html` of a run, and the templates that all pages are made from."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from rlhf.files import write_output
-from rlhf.report.data import sections_of_data
-from rlhf.report.evaluation import (
-    sections_of_best_of_n,
-    sections_of_policies,
-    sections_of_reward_model,
-)
-from rlhf.report.learned import sections_of_learned
-from rlhf.report.overview import sections_of_overview, sections_of_stages
-from rlhf.report.parts import LINE_COLOURS, Charts, Section, sections_or_problem
-from rlhf.report.runs import RunRecords, load
-from rlhf.report.samples import sections_of_samples
-from rlhf.report.tables import (
-    sections_of_findings,
-    sections_of_provenance,
-    sections_of_rewards,
-    sections_of_verdicts,
-)
-from rlhf.report.training import sections_of_curves, sections_of_frontier, sections_of_memory, sections_of_time
-from rlhf.run.finished import data_file
-from rlhf.terminal import harmless
+from rlhf.report import charts, learned, tables
+from rlhf.report.records import TITLES, RunRecords, load
+from rlhf.run.finished import evaluate_again, not_evaluated
+from rlhf.terminal import counted, harmless
 
+REPORT = "report.html"  # in the run directory
 TEXT_CHARACTERS = 2000  # characters of a text that is shown
 
-Builder = Callable[[Sequence[RunRecords], Charts], list[Section]]  # a function `sections_of_<topic>`
-TOP: tuple[Builder, ...] = (sections_of_overview, sections_of_learned)  # above the contents
-SECTIONS: tuple[Builder, ...] = (
-    sections_of_verdicts,
-    sections_of_samples,
-    sections_of_policies,
-    sections_of_best_of_n,
-    sections_of_reward_model,
-    sections_of_frontier,
-    sections_of_curves,
-    sections_of_stages,
-    sections_of_time,
-    sections_of_memory,
-    sections_of_findings,
-    sections_of_rewards,
-    sections_of_data,
-    sections_of_provenance,
-)
 
+def write(directory: Path, file: Path, price: float | None = None) -> list[str]:
+    """Write the page of a run, and return what it leaves out because a record is damaged or has changed since.
 
-class Page(NamedTuple):
-    """A page as HTML, and a reason for each part that it leaves out because a file is damaged or has changed."""
-
-    html: str
-    left_out: list[str]
-
-
-def write(run_directories: Sequence[Path], file: Path, price: float | None = None) -> list[str]:
-    """Write the page of the run directories `<out>/<recipe>/<version>`, and return the reasons for what it leaves out.
-
-    `price` is in dollars per hour of one card. Raises UserError if a directory holds no run.
+    `price` is in dollars per hour of one card. Raises UserError if the directory holds no run, and for a damaged log.
     """
-    runs = [load(run_directory)._replace(price=price) for run_directory in run_directories]
-    if len({run.name for run in runs}) < len(runs):
-        runs = [run._replace(name=str(run.run_directory)) for run in runs]
-    made = page(runs)
-    write_output(file, made.html)
-    return made.left_out
+    run = load(directory)
+    write_output(file, page(run, price))
+    return run.problems
 
 
-def data_files(run_directories: Sequence[Path]) -> list[Path]:
-    """Return the data files that the runs were trained on. Raises UserError if a directory holds no run."""
-    return [
-        data_file(run_directory, file.name)
-        for run_directory in run_directories
-        for manifest in load(run_directory).manifests.values()
-        if manifest.data
-        for file in manifest.data.files
-    ]
-
-
-def page(runs: Sequence[RunRecords]) -> Page:
-    """Return the page of the runs, which share its charts."""
-    charts = Charts()
-    top = [section for build in TOP for section in _sections(build, runs, charts)]
-    sections = [section for build in SECTIONS for section in _sections(build, runs, charts)]
-    first = next(iter(runs[0].manifests.values()))
-    from plotly.offline import get_plotlyjs  # megabytes; only a report needs it
-
-    problems = [problem for run in runs for problem in run.problems]
-    html = render(
-        "page.html",
-        title=f"{first.recipe} {first.version}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else ""),
-        top=top,
-        problems=problems,
-        sections=sections,
-        charts=charts.all,
-        colours=LINE_COLOURS,
-        library=Markup(get_plotlyjs()),
+def page(run: RunRecords, price: float | None = None) -> str:
+    """Return the page of a run as HTML."""
+    found, unchecked = tables.findings(run)
+    return render(
+        "report.html",
+        title=run.title,
+        problems=run.problems,
+        learned=learned.sentences(run),
+        meanings=learned.meanings(run),
+        notes=_notes(run, price),
+        samples=learned.samples(run),
+        charts=charts.learned(run),
+        figures=tables.figures(run, price),
+        costs=tables.costs(run),
+        findings=found,
+        unchecked=unchecked,
+        policies=tables.policies(run),
+        training=charts.training(run),
+        provenance=tables.provenance(run),
     )
-    return Page(html, problems + [section.problem for section in (*top, *sections) if section.problem])
 
 
-def _sections(build: Builder, runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the sections that a builder makes. A damaged file costs only the sections that read it."""
-    topic = build.__name__.removeprefix("sections_of_").replace("_", " ")
-    return sections_or_problem(topic, lambda: build(runs, charts), charts)
+def _notes(run: RunRecords, price: float | None) -> list[str]:
+    """Return what is not finished or not evaluated, the time and cost, and whether the recipe was changed."""
+    unfinished = [TITLES[stage] for stage in run.manifests if stage not in run.summaries]
+    missing = [TITLES[stage] for stage in not_evaluated(run.directory)]
+    seconds = sum(summary.wall_seconds for summary in run.summaries.values())
+    cost = "" if price is None else f", {seconds / 3600 * price:.2f} USD for each card"
+    notes = [
+        f"Not finished: {', '.join(unfinished)}." if unfinished else "",
+        f"Not in the evaluation: {', '.join(missing)}; {evaluate_again(run.directory)} has them." if missing else "",
+        f"{counted(len(run.summaries), 'stage')} in {tables.duration(seconds)}{cost}.",
+        "The recipe was changed." if any(m.overrides or m.released_sha256 for m in run.manifests.values()) else "",
+    ]
+    return [note for note in notes if note]
 
 
 def render(template: str, **content: object) -> str:
@@ -116,11 +67,8 @@ def render(template: str, **content: object) -> str:
 
 
 def _printable(value: object) -> object:
-    """Return a text without control characters, cut if it is very long; other values unchanged.
-
-    Jinja escapes it afterwards.
-    """
-    if not isinstance(value, str) or isinstance(value, Markup):
+    """Return a text without control characters, cut if it is very long; other values unchanged. Jinja escapes it."""
+    if type(value) is not str:
         return value
     return harmless(value[:TEXT_CHARACTERS]) + ("…" if len(value) > TEXT_CHARACTERS else "")
 
@@ -133,4 +81,3 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.policies["json.dumps_kwargs"] = {"allow_nan": False}

@@ -1,149 +1,161 @@
-"""Sections of tables and lists: figures with verdicts, findings, provenance."""
+"""Tables and lists of a report: figures with verdicts, costs, policies, findings, provenance."""
 
+import datetime
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.errors import UserError
 from rlhf.observe import watch
-from rlhf.recipe import StageName, as_yaml, published
+from rlhf.recipe import as_yaml, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.released import difference
-from rlhf.recipe.stages import STAGES
-from rlhf.report.parts import Cell, Charts, Section, table
-from rlhf.report.runs import RunRecords, metrics, trusted_summaries
-from rlhf.run import reader, records
+from rlhf.recipe.stages import EVALUATE, STAGES
+from rlhf.report.records import TITLES, RunRecords
+from rlhf.run import reader
 from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
-from rlhf.stages.online.reward_functions import FIGURE_TITLES
+from rlhf.run.records import DataRead, FindingLine, Manifest
 from rlhf.terminal import wording
 from rlhf.terminal.wording import GB
 
 
-def sections_of_verdicts(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the table of targets or published figures beside the measured values."""
-    rows: list[tuple[object, ...]] = []
-    for run in runs:
-        for stage, summary in run.summaries.items():
-            for target in summary.targets:
-                predicted = summary.predicted_peak_vram_bytes if target.metric == "peak_vram_gb" else None
-                rows.append(
-                    (run.name, stage, *_figure_cells(target.figure, target.measured, target.outcome, predicted))
-                )
-        for figure, value, verdict in totals(run.summaries, run.price):
-            rows.append((run.name, "all", *_figure_cells(figure, value, verdict, None)))
-    has_guide = any(target.guide for run in runs for summary in run.summaries.values() for target in summary.targets)
-    is_published = has_guide or any(row[1] == "all" for row in rows)
-    columns = ("run", "stage", "figure", "published" if is_published else "target", "predicted", "measured", "verdict")
-    title = "Published figures and what was measured" if is_published else "Targets and what was measured"
-    verdict_table = table(columns, rows, len(runs) > 1, numbers=(4, 5))
-    return [Section(title, "table.html", verdict_table)] if verdict_table else []
+class Cell(NamedTuple):
+    """A cell of a table. One that judges has a `kind`: good or bad."""
+
+    text: str
+    kind: str = ""
 
 
-def _figure_cells(figure: Figure, value: float | None, verdict: Verdict, predicted: float | None) -> tuple[object, ...]:
-    """Return the cells of a figure: its name and range, the predicted GB, the measured value and the verdict."""
-    expected = f"{predicted / GB:.2f}" if predicted else ""
-    kinds = {published.MISSED: "bad"} | dict.fromkeys(published.GOOD, "good")
-    verdict_cell = Cell(str(verdict), kinds.get(verdict.word, ""))
-    return (figure.title, figure.text(in_full=True), expected, wording.number(value), verdict_cell)
+class Table(NamedTuple):
+    """A table: its heading, its rows, and from which column on cells are numbers, aligned at the right."""
+
+    columns: Sequence[str]
+    rows: list[list[Cell]]
+    numbers: int = 99
 
 
-def sections_of_rewards(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return what the named rewards counted, such as the calls of a judge and what they cost."""
-    rows: list[tuple[object, ...]] = [
-        (run.name, stage, title, wording.number(value))
-        for run in runs
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], numbers: int = 99) -> Table | None:
+    """Return a table without empty columns; None without rows."""
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    kept = [i for i in range(len(columns)) if any(row[i].text for row in cells)]
+    numbers -= sum(i < numbers for i in range(len(columns)) if i not in kept)
+    return Table([columns[i] for i in kept], [[row[i] for i in kept] for row in cells], numbers) if rows else None
+
+
+def figures(run: RunRecords, price: float | None) -> Table | None:
+    """Return targets and published figures beside measured values; `price` is in dollars per hour of one card."""
+    rows = [
+        _figure(TITLES[stage], target.figure, target.measured, target.outcome)
         for stage, summary in run.summaries.items()
-        for name, title in FIGURE_TITLES.items()
-        if (value := summary.metrics.get(name)) is not None
+        for target in summary.targets
     ]
-    counted = table(("run", "stage", "what", "in the run"), rows, len(runs) > 1, numbers=(3,))
-    return [Section("What the rewards counted", "table.html", counted)] if counted else []
+    rows += [_figure("all", *total) for total in totals(run.summaries, price)]
+    is_published = any(target.guide for summary in run.summaries.values() for target in summary.targets)
+    heading = "published" if is_published else "target"
+    return _table(("stage", "figure", heading, "measured", "verdict"), rows)
 
 
-class FindingText(NamedTuple):
-    """A finding of a check while a stage trained, as the page shows it, and settings to try."""
+def _figure(stage: str, figure: Figure, value: float | None, verdict: Verdict) -> list[str | Cell]:
+    """Return the cells of a figure."""
+    kind = "good" if verdict.word in published.GOOD else "bad" if verdict.word == published.MISSED else ""
+    return [stage, figure.title, figure.text(in_full=True), wording.number(value), Cell(str(verdict), kind)]
+
+
+def costs(run: RunRecords) -> Table | None:
+    """Return time, speed and memory of each finished stage, measured beside predicted."""
+    rows = []
+    for stage, s in run.summaries.items():
+        sizes = (s.predicted_peak_vram_bytes, s.peak_vram_bytes, s.used_vram_bytes, s.peak_rss_bytes)
+        phases = sorted(s.phase_seconds.items(), key=lambda item: -item[1])
+        most = ", ".join(f"{name} {seconds / s.wall_seconds:.0%}" for name, seconds in phases if "/" not in name)
+        speed = wording.number(round(s.tokens_per_second)) if s.tokens_per_second else ""
+        memory = (f"{size / GB:.2f}" if size else "" for size in sizes)
+        rows.append([TITLES[stage], most, duration(s.wall_seconds), speed, *memory])
+    memory_columns = ("predicted peak", "peak VRAM", "card used", "process, GB")
+    return _table(("stage", "where the time went", "time", "tokens/s", *memory_columns), rows, numbers=2)
+
+
+def policies(run: RunRecords) -> Table | None:
+    """Return the metrics of every policy, and of the reward models, with 95 % intervals in brackets."""
+    metrics: Mapping[str, float | None] = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
+    owners = [*dict.fromkeys(key.partition("/")[0] for key in metrics if "/" in key)]
+    names = wording.without_ends(dict.fromkeys(key.partition("/")[2] for key in metrics if "/" in key))
+    rows = [
+        [wording.metric(name), *(wording.estimate(metrics, f"{owner}/{name}") for owner in owners)] for name in names
+    ]
+    return _table(("metric", *owners), rows, numbers=1)
+
+
+class Finding(NamedTuple):
+    """What a check found while a stage trained, and settings to try."""
 
     text: str
     remedies: str
 
 
-class Findings(NamedTuple):
-    """All findings; `watched` if every stage was checked to its end.
-
-    `short` names the checks of each finished stage that had too few logged rows to tell anything.
-    """
-
-    findings: list[FindingText]
-    watched: bool
-    short: list[str]
-
-
-def sections_of_findings(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the findings of the checks while the stages trained."""
-    rows, short = [], []
-    for run in runs:
-        gains = {gain.stage: gain for gain in gains_over_start(trusted_summaries(run))}
-        for stage in (stage for stage in STAGES if stage in run.manifests):
-            stage_name = f"{run.name}, {stage}" if len(runs) > 1 else stage
-            if stage in run.summaries and (unused := _unused_checks(run, stage)):
-                short.append(f"{stage_name}: {', '.join(unused)}")
-            for line in reader.read_lines(run.run_directory / stage / FINDINGS, records.FindingLine):
-                said = f"{stage_name}, step {line.step}: {line.seen}."
-                if watch.refuted(line.check, gain := gains.get(stage)) and gain:
-                    rows.append(FindingText(f"{said} It has learned since: {gain.name} {gain.in_words()}.", ""))
-                    continue
-                rows.append(FindingText(f"{said} {line.cause}.", " or ".join(_settings(line.remedies))))
-    watched = all(summary.findings is not None for run in runs for summary in run.summaries.values())
-    finished = all(run.summaries.keys() == run.manifests.keys() for run in runs)
-    title = "Findings during training"
-    return [Section(title, "findings.html", Findings(rows, watched and finished, short))]
+def findings(run: RunRecords) -> tuple[list[Finding], str]:
+    """Return the findings while stages trained, and what was not checked to its end, in words."""
+    found, unchecked = [], []
+    gains = {gain.stage: gain for gain in gains_over_start(run.summaries)}
+    for stage in (stage for stage in STAGES if stage in run.manifests):
+        title = TITLES[stage]
+        if stage not in run.summaries or run.summaries[stage].findings is None:
+            unchecked.append(title)
+        for line in reader.read_lines(run.directory / stage / FINDINGS, FindingLine):
+            gain = gains.get(stage)
+            seen = f"{title}, step {line.step}: {line.seen}."
+            if gain is not None and watch.refuted(line.check, gain):
+                found.append(Finding(f"{seen} It has learned since: {gain.name} {gain.in_words()}.", ""))
+            else:
+                found.append(Finding(f"{seen} {line.cause}.", " or ".join(settings(line.remedies))))
+    return found, f"not checked to the end: {', '.join(unchecked)}" if unchecked else ""
 
 
-def _unused_checks(run: RunRecords, stage: StageName) -> list[str]:
-    """Return the checks that a stage has logged too few rows for; none if its log cannot be read, which is said."""
-    try:
-        lines = metrics(run, stage)
-    except UserError:
-        return []
-    trained = [line for line in lines if any(not key.startswith("eval/") for key in line.values)]
-    return watch.unused_checks(stage, len(trained))
-
-
-def sections_of_provenance(runs: Sequence[RunRecords], charts: Charts) -> list[Section]:
-    """Return the recipe, code, data and packages that each stage was made from."""
-    rows = []
-    for run in runs:
-        for stage, manifest in run.manifests.items():
-            facts = {
-                "recipe": f"{manifest.recipe} {manifest.version}, sha256 {manifest.recipe_sha256[:12]}",
-                "changed": changes(manifest),
-                "seed": manifest.seed,
-                "code": (manifest.code.commit or "no commit known") + " with changes" * bool(manifest.code.dirty),
-                "device": manifest.device.name,
-                "data": _data_text(manifest.data) if manifest.data else "none",
-                "parents from": ", ".join(f"{k}: {v}" for k, v in manifest.parents_from.items()) or "this run",
-                "packages": ", ".join(f"{name} {version}" for name, version in manifest.packages.items()),
-                "state": run.state(stage),
-            }
-            rows.append((run.name, stage, "; ".join(f"{key}: {value}" for key, value in facts.items())))
-    provenance_table = table(("run", "stage", "provenance"), rows, len(runs) > 1)
-    return [Section("Provenance", "table.html", provenance_table)]
-
-
-def changes(manifest: records.Manifest) -> str:
-    """Return what of a stage's recipe was changed: its file after the release, and keys by options; or "nothing"."""
-    edited = difference(manifest.recipe_sha256, manifest.released_sha256)
-    of_file = [f"the recipe's file, which {edited}"] if edited else []
-    return ", ".join((*of_file, *_settings(manifest.overrides))) or "nothing"
-
-
-def _settings(values: Mapping[str, object]) -> list[str]:
+def settings(values: Mapping[str, object]) -> list[str]:
     """Return keys and values of a recipe as they follow `--set`."""
     return [f"{key}={as_yaml(value)}" for key, value in values.items()]
 
 
-def _data_text(data: records.DataRead) -> str:
+def provenance(run: RunRecords) -> Table | None:
+    """Return what the stages were made from: what all share once, and what differs by stage."""
+    facts = {stage: _facts(manifest) for stage, manifest in run.manifests.items()}
+    rows: list[tuple[str, str, str]] = []
+    for name in next(iter(facts.values())):
+        values = {TITLES[stage]: of_stage[name] for stage, of_stage in facts.items() if of_stage[name]}
+        for value in dict.fromkeys(values.values()):
+            of = [title for title, other in values.items() if other == value]
+            rows.append((name, "" if len(of) == len(facts) else ", ".join(of), value))
+    return _table(("", "stages", "value"), rows)
+
+
+def _facts(manifest: Manifest) -> dict[str, str]:
+    """Return what a stage was made from, by name."""
+    return {
+        "recipe": f"{manifest.recipe} {manifest.version}, sha256 {manifest.recipe_sha256[:12]}",
+        "changed": ", ".join(
+            [
+                *filter(None, [difference(manifest.recipe_sha256, manifest.released_sha256)]),
+                *settings(manifest.overrides),
+            ]
+        ),
+        "seed": str(manifest.seed),
+        "code": (manifest.code.commit or "no commit known") + " with changes" * bool(manifest.code.dirty),
+        "device": manifest.device.text(),
+        "data": _data(manifest.data) if manifest.data else "",
+        "parents from": ", ".join(f"{name}: {place}" for name, place in manifest.parents_from.items()),
+        "packages": ", ".join(f"{name} {version}" for name, version in manifest.packages.items()),
+        "started": manifest.started or "",
+        "command": " ".join(manifest.argv),
+    }
+
+
+def _data(data: DataRead) -> str:
     """Return the numbers of rows that a stage read, and their hash."""
-    rows = f"{data.pairs:,} pairs, {data.examples:,} demonstrations, {data.prompts:,} prompts, {data.documents:,} texts"
+    counts = {"pairs": data.pairs, "demonstrations": data.examples, "prompts": data.prompts, "texts": data.documents}
+    rows = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     return f"{rows}, sha256 {data.sha256[:12]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as hours, minutes and seconds; a record may hold more than Python can count."""
+    return str(datetime.timedelta(seconds=min(round(seconds), 10**13)))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf import report
 from rlhf.data.batch import collate
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
@@ -161,12 +160,6 @@ def test_a_changed_member_is_another_reward_model(done, tmp_path):
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     with pytest.raises(UserError, match=r"member-3/adapter/adapter_model.safetensors has changed since rm was done"):
         run_stages(with_three(), out, "ppo")
-
-
-def test_the_report_shows_disagreement_and_members(done, tmp_path):
-    report.write([done / ROOT], tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "disagreement between reward models" in page and "member 3 accuracy" in page
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.report.page import write
 from rlhf.stages.online import reward_functions as rewards
 from rlhf.stages.online.judge_reward import EASY, JudgeReward, mark
-from rlhf.terminal import wording
 from tests.e2e.judges import Reply, Stub, parts, stubs
 from tests.helpers import beside, content_of, grouped, rlhf, run_stages
 
@@ -129,7 +127,7 @@ def test_nobody_at_the_address_is_one_line():
         judge("http://127.0.0.1:9/v1")(["p"], ["a"])
 
 
-def test_grpo_learns_from_a_judge_and_the_report_has_its_price(stub, trained, tmp_path):
+def test_grpo_learns_from_a_judge_and_its_price_is_recorded(stub, trained, tmp_path):
     server = stub(kind)
     name = f"judge(rubric='Long is good.', url='{server.url}', model='m', dollars_in=1000, dollars_out=0)"
     group = {"reward_funcs": [name], "normalize_scores": False, "steps": 2, "save_steps": 2, "eval_steps": 2}
@@ -140,9 +138,6 @@ def test_grpo_learns_from_a_judge_and_the_report_has_its_price(stub, trained, tm
     lines = (out / "cpu-tiny/v1/grpo/judged.jsonl").read_text().splitlines()
     assert len(lines) == calls
     assert content_of(out / "cpu-tiny/v1/grpo/summary.json")["metrics"]["reward_judge"] > 0
-    assert not write([out / "cpu-tiny/v1"], tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "calls of the judge" in page and wording.number(calls * 0.1) in page
 
 
 def test_a_judge_is_tried_on_junk_before_training(stub, tmp_path, monkeypatch, capsys):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf import report
 from rlhf.data.split import conversation_key
 from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe
@@ -108,13 +107,6 @@ def test_what_no_checkpoint_is_measured_by_is_refused_before_the_first_stage(bes
     for name in known.split(", "):
         named = with_second(ppo__best_by=name, ppo__reward_funcs=funcs, ppo__normalize_scores=False).recipe
         check_best_by(named, "ppo", named.online()["ppo"])
-
-
-def test_the_report_shows_both_gains(done, tmp_path):
-    report.write([done / ROOT], tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "gains by both reward models" in page and "highest: step" in page
-    assert "second reward model: accuracy" in page and "score of the second reward model" in page
 
 
 @pytest.mark.parametrize(

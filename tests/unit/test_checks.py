@@ -6,14 +6,12 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from rlhf import report
 from rlhf.cli.summary_tables import summary_table
 from rlhf.observe import checks, watch
 from rlhf.observe.history import History
 from rlhf.recipe import StageName
 from rlhf.recipe.stages import STAGE_TABLE
-from rlhf.report import tables
-from rlhf.report.parts import Charts
+from rlhf.report import records, tables
 from tests.helpers import grouped, small
 from tests.records import write_records
 
@@ -200,10 +198,8 @@ def test_a_finding_that_the_result_refutes_has_no_advice(tmp_path, capsys):
         write_records(tmp_path / "dpo", {}, {"metrics": metrics, "findings": ["flat_loss", "nan"]})
         line = {"check": "flat_loss", "step": 3, "seen": "flat", "cause": "too low", "remedies": {"dpo.beta": 0.1}}
         (tmp_path / "dpo" / "findings.jsonl").write_text(json.dumps(line) + "\n")
-        run = report.load(tmp_path)
-        (section,) = tables.sections_of_findings([run], Charts())
-        assert isinstance(section.data, tables.Findings)
-        (shown,) = section.data.findings
+        run = records.load(tmp_path)
+        ((shown,), _) = tables.findings(run)
         assert (shown.remedies == "", "It has learned since: score +0.40" in shown.text) == (refuted, refuted)
         summary_table(run.summaries["dpo"])
         assert ("findings: nan (" in capsys.readouterr().out) == refuted

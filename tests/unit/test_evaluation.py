@@ -29,9 +29,7 @@ from rlhf.evaluation.policies import (
     win_rate,
 )
 from rlhf.evaluation.samples import examples
-from rlhf.report import samples
 from rlhf.run.evidence import gain_of_stage
-from rlhf.run.outcomes import SampleLine
 from tests.helpers import not_none, noted
 
 PAD, EOS = 0, 2
@@ -359,7 +357,7 @@ def test_answers_that_repeat_add_no_certainty():
 
 
 @pytest.mark.parametrize("known", [("score",), ("length", "score"), ("true_reward", "length", "score"), ("length",)])
-def test_gain_examples_and_report_are_of_the_same_judgement(known):
+def test_gain_and_examples_are_of_the_same_judgement(known):
     """The true reward counts most, then a function, then the score."""
     metrics: dict[str, float] = {}
     for name in known:
@@ -375,7 +373,3 @@ def test_gain_examples_and_report_are_of_the_same_judgement(known):
         rewards={name: numbers[name] for name in known if name == "length"},
     )
     assert examples([(Message("user", "q"),)], {"sft": policy, "ppo": policy}).rule.endswith(known[0].replace("_", " "))
-    judged: dict[str, Any] = {name: 1.0 for name in known if name != "length"}
-    judged["rewards"] = {name: 1.0 for name in known if name == "length"}
-    line = SampleLine.model_validate({"prompt": "q", "ppo": {"response": "a", **judged}})
-    assert samples._judgement([line]) == known[0]

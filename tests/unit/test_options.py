@@ -12,10 +12,7 @@ from rlhf import files
 from rlhf.cli import cli
 from rlhf.cli.options import StrictCommand, listed
 from rlhf.process.sizes import size_in_bytes
-from rlhf.report import RunRecords
-from rlhf.report.data import quality_of
 from tests.helpers import RECIPE, noted, rlhf
-from tests.records import manifest_of
 
 LINE = json.dumps({"prompt": "Hi", "chosen": "yes it is", "rejected": "no"}) + "\n"
 
@@ -239,15 +236,6 @@ def test_data_that_is_no_file_is_refused(command, name, expected):
     code, _, err = command("data", "check", name)
     assert (code, len(err.splitlines())) == (expected, 1)
     assert "\x1b" not in err
-
-
-@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
-def test_a_report_does_not_read_data_that_became_a_device(command, tmp_path, name):
-    settings = {"data": {"source": "files", "format": "auto", "heldout_fraction": 0.1}, "seed": 0}
-    files = [{"name": name, "sha256": "0" * 64}]
-    manifest = manifest_of(settings=settings, data={"sha256": "0" * 64, "files": files})
-    found = quality_of(RunRecords("run", tmp_path, {"sft": manifest}, {}))
-    assert isinstance(found, str) and "a pipe or a device" in found
 
 
 @pytest.mark.parametrize(
