@@ -11,7 +11,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from rlhf.objectives import ensembles, gae, groups, importance, kl, logprobs, losses, masked, rewards
+from rlhf.objectives import gae, groups, importance, kl, logprobs, losses, masked, rewards
 from rlhf.objectives.choices import KL_ESTIMATORS
 
 ROWS, LENGTH, GROUP = 64, 128, 8  # a batch of responses; of one prompt
@@ -27,8 +27,6 @@ HIDDEN, OUTPUT = torch.randn(512, 128, generator=SEEDED), torch.randn(8000, 128,
 IDS = torch.randint(0, 8000, (512,), generator=SEEDED)
 
 CALLS: dict[str, Callable[[], object]] = {
-    "ensembles.combine": lambda: ensembles.combine(A[:3], "mean_minus_var", 0.1),
-    "ensembles.disagreement": lambda: ensembles.disagreement(A[:3]),
     "gae.gae": lambda: gae.gae(A, B, MASK, 1.0, 0.95),
     "groups.cispo_loss": lambda: groups.cispo_loss(LOGP, B, P, WEIGHTS, MASK, 2.0),
     "groups.clipped_loss": lambda: groups.clipped_loss(LOGP, P, WEIGHTS, MASK, 0.2, 0.2),

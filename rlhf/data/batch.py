@@ -55,7 +55,6 @@ class Rollout:
     response_length: Tensor  # (B,) int64, with EOS
     ended: Tensor  # (B,) bool: the response ends with EOS
     logprobs: Tensor | None = None  # (B, R) float32, of each response token when it was sampled
-    values: Tensor | None = None  # (B, R), of a value function at the hidden state from which each token was sampled
     prompt_numbers: Tensor | None = None  # (B,) int64, if neighbouring rows may share the computation of their prompt
 
     @cached_property  # the host waits for the device to read them, once: parts of the rollout have theirs from it
@@ -128,7 +127,6 @@ class Rollout:
             response_length=self.response_length[index],
             ended=self.ended[index],
             logprobs=None if self.logprobs is None else self.logprobs[index, :longest],
-            values=None if self.values is None else self.values[index, :longest],
             prompt_numbers=None if self.prompt_numbers is None else self.prompt_numbers[index],
         )
         vars(part)["lengths"] = lengths  # the cached property
@@ -189,7 +187,6 @@ def joined(first: Rollout, second: Rollout) -> Rollout:
         response_length=torch.cat([first.response_length, second.response_length]),
         ended=torch.cat([first.ended, second.ended]),
         logprobs=_stacked_if_both(first.logprobs, second.logprobs),
-        values=_stacked_if_both(first.values, second.values),
         prompt_numbers=None if a is None or b is None else torch.cat([a, b + a.max() + 1]),
     )
 

@@ -18,7 +18,6 @@ from rlhf.data.worlds import toy
 from rlhf.evaluation.best_of_n import PerPrompt, beside_best_of_n, judged_whole, pass_at_k
 from rlhf.evaluation.reward_model import check_scores
 from rlhf.models.shared_base import SharedBase
-from rlhf.objectives.ensembles import disagreement
 from rlhf.process import distributed
 from rlhf.recipe.names import Role
 from rlhf.recipe.schema_evaluate import Evaluate
@@ -69,7 +68,6 @@ class PolicySamples:
     rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name; NaN without a verdict
     other_ends: dict[str, float] = field(default_factory=dict)  # as `Rollout.other_end_rate`
     second_scores: Tensor | None = None  # raw, of the second reward model
-    member_scores: Tensor | None = None  # (M, N) of each member of an ensemble of reward models, standardised
 
     @classmethod
     def unjudged(cls, texts: list[str]) -> Self:
@@ -122,8 +120,6 @@ class PolicySamples:
             **self.other_ends,
         }
         means |= {name: _mean_verdict(numbers) for name, numbers in self.judgements.items()}
-        if self.member_scores is not None:
-            means["disagreement"] = disagreement(self.member_scores).mean().item()
         means |= {f"reward_{name}": _mean_verdict(numbers) for name, numbers in self.rewards.items()}
         return means | self.no_verdict()
 
@@ -152,13 +148,11 @@ def measure(
     samples_per_prompt: int = 1,
     reward_fn: EvaluationRewards | None = None,
     whose: str = "",
-    standardise: bool = False,
 ) -> PolicySamples:
     """Sample `samples_per_prompt` responses to each prompt from a role and measure them.
 
     `with_true_reward` adds the true reward of the toy world. `reward_fn` adds the rewards of functions and replaces
-    the scores. `whose` answers they are is said while it goes on. `standardise`: by these responses the members of an
-    ensemble of reward models are standardised from then on, if the scores of each differ.
+    the scores. `whose` answers they are is said while it goes on.
     """
     prompts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
     ids, _ = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
@@ -189,11 +183,9 @@ def measure(
         prompt_texts = [tokenizer.prompt_text(prompt) for prompt in prompts]
         true_rewards = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
     rewards: dict[str, Tensor] = {}
-    members = torch.stack([scores[role].cpu() for role in shared.reward_roles]) if shared.reward_roles else None
-    if standardise and members is not None and shared.ensemble is not None and (members.std(1) > 0).all():
-        shared.ensemble = shared.ensemble.measured_on(members)
-    final_scores = None if members is None else shared.combined(members)
-    second_scores = scores["second_reward"].cpu() if "second_reward" in scores else None
+    final_scores, second_scores = (
+        scores[head].cpu() if head in scores else None for head in ("reward", "second_reward")
+    )
     if reward_fn is not None:
         rewards, final_scores = reward_fn(prompts, texts, final_scores, rollout.response_ids)
     return PolicySamples(
@@ -204,7 +196,6 @@ def measure(
         scores=final_scores,
         true_rewards=true_rewards,
         second_scores=second_scores,
-        member_scores=None if members is None or shared.ensemble is None else shared.ensemble.standardise(members),
         samples_per_prompt=samples_per_prompt,
         rewards=rewards,
         other_ends=rollout.other_end_rate(shared.end_ids, tokenizer.eos_id),

@@ -1,8 +1,6 @@
 """Scores of encoded answers, and figures of a reward model: accuracy, calibration, histograms."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from statistics import correlation, fmean, quantiles
 
 import torch
@@ -10,12 +8,9 @@ import torch
 from rlhf.data.tokenize import Encoded, pad_right
 from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
-from rlhf.objectives.choices import Combine
-from rlhf.objectives.ensembles import Ensemble
-from rlhf.recipe.names import MEMBER_ROLES, ScoreRole
+from rlhf.recipe.names import ScoreRole
 from rlhf.recipe.stages import RM, SECOND_RM, RewardModelName
 from rlhf.run.directory import StageRun
-from rlhf.run.finished import member_folder, read_summary
 from rlhf.run.layout import SUMMARY
 from rlhf.run.outcomes import Histograms, RewardModelFigures
 from rlhf.stats import calibration, histogram, outcomes, sigmoid
@@ -26,60 +21,17 @@ HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward mod
 SCORE_ROLES: dict[RewardModelName, ScoreRole] = {RM: "reward", SECOND_RM: "second_reward"}
 
 
-def add_reward_models(shared: SharedBase, run: StageRun, combine: Combine = "mean", variance_coef: float = 0.0) -> None:
-    """Add the finished reward models that the recipe has, each as its role, with its head.
-
-    The scores of an ensemble become one as `combine` and `variance_coef` say (rlhf/objectives/ensembles.py).
-    """
-    rm = run.loaded.recipe.rm
+def add_reward_models(shared: SharedBase, run: StageRun) -> None:
+    """Add the finished reward models that the recipe has, each as its role, with its head."""
     for stage, role in SCORE_ROLES.items():
         if run.loaded.recipe.section(stage) is not None and (run.parents.folder(stage) / SUMMARY).exists():
             shared.add_reward(run.parents.folder(stage), role)
-    if rm is not None and rm.ensemble is not None and "reward" in shared.score_heads:
-        add_members(shared, run.parents.folder(RM), rm.ensemble, combine, variance_coef)
-
-
-def add_members(
-    shared: SharedBase, rm_dir: Path, count: int, combine: Combine = "mean", variance_coef: float = 0.0
-) -> None:
-    """Add the members of an ensemble of `count` reward models but the first, which is there as `reward`."""
-    for number, role in enumerate(MEMBER_ROLES[: count - 1], 2):
-        shared.add_reward(member_folder(rm_dir, number), role)
-    shared.ensemble = Ensemble(*scales_of(rm_dir, count), combine, variance_coef)
-
-
-def scales_of(rm_dir: Path, count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and the standard deviation of each member's scores of held-out answers.
-
-    Raises UserError for a member whose scores do not differ: it has nothing to say.
-    """
-    summary = read_summary(rm_dir)
-    assert summary is not None  # a stage's parents are finished
-    means, sds = [], []
-    for number in range(1, count + 1):
-        mean, sd = (summary.metrics[f"member_{number}_score_{name}"] for name in ("mean", "sd"))
-        if mean is None or not sd:
-            raise UserError(
-                f"reward model {number} of {count} gives every held-out answer the same score, or one that is not "
-                f"finite: look at {rm_dir / SUMMARY}"
-            )
-        means.append(mean)
-        sds.append(sd)
-    return tuple(means), tuple(sds)
 
 
 def check_scores(scores: torch.Tensor) -> None:
     """Raise UserError unless the scores of a reward model are all finite. NaN stands for no verdict, which it has."""
     if not scores.cpu().isfinite().all():
         raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")
-
-
-def member_scores_of(
-    shared: SharedBase, answers: list[Encoded], pad_id: int, batch_size: int, roles: Sequence[ScoreRole]
-) -> torch.Tensor:
-    """Return raw scores (M, N) as `scores_of`, by each of M roles."""
-    scorers = (partial(shared.scores_at, role=role) for role in roles)
-    return torch.stack([scores_of(answers, score, pad_id, batch_size) for score in scorers])
 
 
 def scores_of(

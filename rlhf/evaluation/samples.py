@@ -47,8 +47,6 @@ def _answer(policy: PolicySamples, i: int) -> JsonObject:
     """Return an answer of a policy with all that judges it."""
     answer: JsonObject = {"response": policy.texts[i]}
     answer |= _given(policy.judgements, i)
-    if policy.member_scores is not None:
-        answer["member_scores"] = policy.member_scores[:, i].tolist()
     if policy.rewards:
         answer["rewards"] = _given(policy.rewards, i)
     return answer

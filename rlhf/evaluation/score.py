@@ -63,7 +63,6 @@ class RewardModel:
         """Load the model."""
         run, recipe = stages.run, stages.run.loaded.recipe
         cuda.set_environment(recipe)
-        from rlhf.evaluation.reward_model import add_members
         from rlhf.models.loading import load_base, load_tokenizer
         from rlhf.models.shared_base import SharedBase
         from rlhf.process.torch_setup import set_up_torch
@@ -77,8 +76,6 @@ class RewardModel:
         self.tokenizer = load_tokenizer(run.base)
         self.shared = SharedBase(load_base(run.base, device), {"reference": stages.sft})
         self.shared.add_reward(stages.rm)
-        if self.options.ensemble is not None:
-            add_members(self.shared, stages.rm, self.options.ensemble)
 
     def score(self, items: Sequence[Item]) -> tuple[list[ScoredItem], dict[str, int]]:
         """Return each item with its answers' raw scores, and the numbers of prompts and responses that were cut.
@@ -86,7 +83,7 @@ class RewardModel:
         Answers are cut and end with EOS as in training, as if each was finished. An answer that stopped at a limit of
         length was scored without EOS by the stage that sampled it, so its score here differs.
         """
-        from rlhf.evaluation.reward_model import member_scores_of
+        from rlhf.evaluation.reward_model import scores_of
 
         limits = self.options.max_prompt_length, self.options.max_length
         ending = self._prompt_text((Message("user", "Hello."),)).rpartition("Hello.")[2]
@@ -106,8 +103,7 @@ class RewardModel:
         keys = [(number, name) for number, item in enumerate(items) for name in item.answers]
         scorable = {key: row for key in keys if (row := encoded[key])}
         batch = 2 * self.options.per_device_train_batch_size
-        shared, pad_id = self.shared, self.tokenizer.pad_id
-        values = shared.combined(member_scores_of(shared, [*scorable.values()], pad_id, batch, shared.reward_roles))
+        values = scores_of([*scorable.values()], self.shared.scores_at, self.tokenizer.pad_id, batch)
         scores: dict[tuple[int, str], float | None] = dict(zip(scorable, values.tolist(), strict=True))
         return [
             ScoredItem(item, text, {name: scores.get((number, name)) for name in item.answers})

@@ -3,7 +3,6 @@
     policy     trainable, starts as a copy of SFT; in a recipe without SFT as a new adapter
     reference  frozen copy of SFT; without SFT the base itself
     reward     frozen: the reward model's adapter and its scalar head
-    reward_2 …  likewise, of the other members of an ensemble of reward models
     second_reward  likewise, of the second reward model, which only measures
     value      trainable: either a head on the policy's hidden states, or a separate adapter that starts as the
                reward model, so that the critic begins by knowing what the score will be; where functions alone
@@ -31,7 +30,6 @@ from rlhf.models.roles import AdapterStart, Roles
 from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.models.traits import logit_scale
 from rlhf.models.weights import reward_weights
-from rlhf.objectives.ensembles import Ensemble
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
 from rlhf.recipe.names import Role, ScoreRole
 from rlhf.run.layout import ADAPTER
@@ -59,7 +57,6 @@ class SharedBase:
         self.logit_scale = logit_scale(base.config)
         self.lean_trunk = LeanTrunk(base, joins) if lean else None
         self.score_heads: dict[ScoreRole, nn.Linear] = {}
-        self.ensemble: Ensemble | None = None  # how the scores of `reward_roles` become one, where they are several
         self.value_head: nn.Linear | None = None
         self.sharded = False
         self.roles = Roles(base, adapters, trainable)
@@ -80,11 +77,6 @@ class SharedBase:
         self.roles.add(role, rm_dir / ADAPTER, weights)
         self.score_heads[role] = _head(head).to(self.device).requires_grad_(False)
 
-    @property
-    def reward_roles(self) -> list[ScoreRole]:
-        """Return the role of the reward model, or of each member of an ensemble, in their order."""
-        return [role for role in self.score_heads if role != "second_reward"]
-
     def add_value_head(self) -> nn.Linear:
         """Add a critic that is a head on the policy's hidden states. Return the head, which starts at zero."""
         self.value_head = _zero_head(self.base.config.hidden_size).to(self.device)
@@ -102,12 +94,8 @@ class SharedBase:
     def add_value_adapter(self, rm_dir: Path, mean: float, sd: float, weight: float = 1.0) -> nn.Linear:
         """Add a critic with an adapter of its own, role `value`, and a head. Return the head.
 
-        The critic starts as the normalised score, (score - `mean`) / `sd`, times `weight`; with an ensemble as that of
-        its first member, on the ensemble's scale.
+        The critic starts as the normalised score, (score - `mean`) / `sd`, times `weight`.
         """
-        if self.ensemble is not None:
-            a, b = self.ensemble.first_as_ensemble()
-            mean, sd = a + b * mean, b * sd
         head = _zero_head(self.base.config.hidden_size)  # before the role, which draws from torch's generator too
         weights, reward_head = reward_weights(rm_dir, self.base.config.hidden_size)
         self.roles.add("value", rm_dir / ADAPTER, weights, trainable=True)
@@ -207,10 +195,6 @@ class SharedBase:
         with torch.autocast(hidden.device.type, enabled=False):  # sampling may run in mixed precision
             values: Tensor = self.value_head(hidden.float())
         return values.squeeze(-1)
-
-    def combined(self, scores: Tensor) -> Tensor:
-        """Return one score (…) of each text from those of `reward_roles` (M, …); of a single one its own."""
-        return scores[0] if self.ensemble is None else self.ensemble.score(scores)
 
     def scores(self, rollout: Rollout, role: ScoreRole = "reward") -> Tensor:
         """Return a reward model's raw scores (B,) float32 of prompts with their responses."""

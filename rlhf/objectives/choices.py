@@ -11,10 +11,8 @@ Level = Literal[TokenLevel, "sequence_sum"]  # of the importance ratio: groups.p
 LossType = Literal["grpo", "dapo", "dr_grpo", "cispo", "gmpo"]
 # Weights for samples of another distribution: importance.importance_weights
 SamplingCorrection = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
-Combine = Literal["mean", "min", "mean_minus_var"]  # how the scores of an ensemble become one: ensembles.combine
 DpoLoss = Literal["sigmoid", "ipo", "sigmoid_norm"]  # as in TRL
 
-COMBINES: tuple[Combine, ...] = get_args(Combine)
 KL_ESTIMATORS: tuple[KlEstimator, ...] = get_args(KlEstimator)
 SCALES: tuple[Scale, ...] = get_args(Scale)
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -83,17 +83,12 @@ def larger_groups(h: History) -> dict[str, float]:
     return advice
 
 
-def recomputed_logprobs(h: History) -> dict[str, str]:
-    """Return the setting that takes log-probabilities from the policy itself, where they come from the sampler."""
-    return {f"{h.stage}.old_logprobs": "recompute"} if h.online.old_logprobs == "rollout" else {}
-
-
 def nearer_sampler(h: History) -> dict[str, str]:
     """Return settings that sample as training computes, or correct the difference; none for a server."""
     options = h.online
     if options.correction != "none":
         return {}
-    return recomputed_logprobs(h) or {f"{h.stage}.sampling_correction": "token_truncate"}
+    return {f"{h.stage}.sampling_correction": "token_truncate"}
 
 
 def slower_critic(h: History) -> dict[str, float]:

@@ -118,7 +118,7 @@ CHECKS = (
         "negative_kl",
         checks.find_negative_kl,
         "Responses are not sampled from the policy that is scored: look at temperature, top-p and the sampler",
-        advice.recomputed_logprobs,
+        advice.nearer_sampler,
         3,
         columns=("objective/kl_per_token",),
     ),

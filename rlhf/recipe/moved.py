@@ -7,8 +7,21 @@ new key, and none at a key that is gone.
 import copy
 from typing import Any
 
+
+def _of_online(*keys: str) -> dict[str, None]:
+    """Return these keys of PPO, RLOO and GRPO as keys that are gone."""
+    return {f"{stage}.{key}": None for stage in ("ppo", "rloo", "grpo") for key in keys}
+
+
 # Old dotted key -> new dotted key, or None where the setting is gone. A section stands for all of its keys.
 MOVED: dict[str, str | None] = {
+    "rm.ensemble": None,
+    "second_rm.ensemble": None,
+    **{
+        f"{stage}.{key}": None
+        for stage in ("ppo", "rloo", "grpo")
+        for key in ("combine_scores", "variance_coef", "old_logprobs")
+    },
     "lora.layers": None,
     "evaluate.unrelated": None,
     "hardware.update_graphs": None,

@@ -1,17 +1,13 @@
 """Names with a fixed set of values: the roles of adapters on a shared base, and commits."""
 
 import re
-from typing import Literal, get_args
+from typing import Literal
 
 from rlhf.recipe.stages import PolicyName
 
-# Of the members of an ensemble of reward models: the first is `reward`.
-MemberRole = Literal["reward_2", "reward_3", "reward_4", "reward_5", "reward_6", "reward_7", "reward_8"]
-ScoreRole = Literal["reward", "second_reward", MemberRole]  # of the reward model, and of the second one
+ScoreRole = Literal["reward", "second_reward"]  # of the reward model, and of the second one
 SharedRole = Literal["policy", "reference", "reward", "second_reward", "value", "base"]  # base: without an adapter
-Role = SharedRole | PolicyName | MemberRole  # in an evaluation each policy has a role too
-
-MEMBER_ROLES: tuple[MemberRole, ...] = get_args(MemberRole)
+Role = SharedRole | PolicyName  # in an evaluation each policy has a role too
 
 
 def is_commit(text: str | None) -> bool:

@@ -33,11 +33,10 @@ from rlhf.recipe.bounds import (
 from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
 from rlhf.recipe.context import context_length, too_long
 from rlhf.recipe.model_types import LEAN_TYPES
-from rlhf.recipe.names import MEMBER_ROLES
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_evaluate import Evaluate
 from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
-from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions, Grpo, OnlineOptions, Ppo, Rloo
+from rlhf.recipe.schema_online import GroupOptions, Grpo, OnlineOptions, Ppo, Rloo
 from rlhf.recipe.seeds import derived_seed
 from rlhf.recipe.stages import (
     POLICIES,
@@ -148,7 +147,6 @@ class Rm(Dialogues):
     )
     margin: NonNegative = 0.0  # subtracted from the difference of scores
     center_rewards_coefficient: NonNegative = 0.0
-    ensemble: Annotated[int | None, Field(ge=2, le=1 + len(MEMBER_ROLES))] = None
 
     @model_validator(mode="after")
     def _check_loss(self) -> Self:
@@ -254,8 +252,6 @@ class Recipe(Section):
             raise ValueError("a recipe has both data.second_rm_fraction and a second_rm section, or neither")
         if self.second_rm is not None and self.rm is None:
             raise ValueError("second_rm needs a section rm: it is held against that reward model")
-        if self.second_rm is not None and self.second_rm.ensemble is not None:
-            raise ValueError("second_rm.ensemble: an ensemble is of the reward models that train: set rm.ensemble")
         if (self.tokenizer.source == "words") != self.data.is_stand_in:
             raise ValueError("a recipe has both tokenizer.source: words and data.source: lengths, or neither")
 
@@ -318,11 +314,6 @@ class Recipe(Section):
         for stage, options in self.online().items():
             if options.model_scores and self.rm is None:
                 raise ValueError(f"{stage} needs a section rm: the reward model scores its responses")
-            if options.combine_scores is not None and not (options.model_scores and self.rm and self.rm.ensemble):
-                raise ValueError(
-                    f"{stage}.combine_scores needs rm.ensemble, the number of reward models, and {MODEL_REWARD} among "
-                    f"{stage}.reward_funcs"
-                )
             rows = options.batch_size // options.num_mini_batches
             if rows % self.hardware.count:
                 raise ValueError(

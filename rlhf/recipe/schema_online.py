@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.objectives.choices import Advantage, Combine, KlEstimator, LossType, SamplingCorrection, Scale, TokenLevel
+from rlhf.objectives.choices import Advantage, KlEstimator, LossType, SamplingCorrection, Scale, TokenLevel
 from rlhf.recipe.bounds import (
     BatchRows,
     ClipRange,
@@ -26,7 +26,6 @@ from rlhf.recipe.choices import CriticKind, KeptWeights, Optimizer, Schedule
 from rlhf.recipe.strict import AsTuple, Section
 
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
-VARIANCE_COEF = 0.1  # for PPO in the code of arXiv 2310.02743 (github.com/tlc4418/llm_optimization); 0.5 for best-of-n
 
 
 class OnlineBase(Section):
@@ -66,11 +65,8 @@ class OnlineBase(Section):
     max_update_kl: Positive | None = None  # an update stops where policy/approxkl_avg of a minibatch exceeds it
     normalize_scores: bool = True  # by mean and sd of the reward model's scores on SFT responses to training prompts
     norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many, rounded up to whole batches
-    combine_scores: Combine | None = None  # of an ensemble of reward models; null: mean
-    variance_coef: NonNegative | None = None  # of mean_minus_var; null: VARIANCE_COEF
     score_clip: Positive | None = None  # limit of the absolute score, after normalisation or sigmoid
     missing_eos_penalty: NonNegative | None = 1.0
-    old_logprobs: Literal["recompute", "rollout"] = "recompute"  # in a forward pass, or as noted in sampling
     # Weights for responses that were sampled from another distribution; auto: docs/ppo.md
     sampling_correction: Literal["auto", SamplingCorrection] = "auto"
     sampling_correction_cap: Positive = 3.0  # of a weight, as TRL's vllm_importance_sampling_clip_max
@@ -95,11 +91,6 @@ class OnlineBase(Section):
         return MODEL_REWARD in self.reward_funcs
 
     @property
-    def combination(self) -> tuple[Combine, float]:
-        """Return how the scores of an ensemble of reward models become one, and the weight of their variance in it."""
-        return self.combine_scores or "mean", VARIANCE_COEF if self.variance_coef is None else self.variance_coef
-
-    @property
     def weights(self) -> tuple[float, ...]:
         """Return the weight of each reward."""
         return (1.0,) * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
@@ -119,7 +110,7 @@ class OnlineBase(Section):
         """Return how the policy loss is corrected for a sampler that differs; `auto` is TRL's default where it does."""
         if self.sampling_correction != "auto":
             return self.sampling_correction
-        return "sequence_mask" if self.sampling_differs and self.old_logprobs == "recompute" else "none"
+        return "sequence_mask" if self.sampling_differs else "none"
 
     @property
     def corrects_kl(self) -> bool:
@@ -159,13 +150,6 @@ class OnlineBase(Section):
             )
         if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
             raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
-        if self.vllm_url is not None and self.old_logprobs == "rollout":
-            raise ValueError("vllm_url needs old_logprobs: recompute: its kernels are not those that train")
-        if self.correction != "none" and self.old_logprobs == "rollout":
-            raise ValueError(
-                f"sampling_correction: {self.sampling_correction} needs old_logprobs: recompute; with rollout the "
-                "ratio holds the difference already"
-            )
         return self
 
     @model_validator(mode="after")
@@ -181,8 +165,6 @@ class OnlineBase(Section):
             raise ValueError("reward_funcs names a reward twice")
         if self.normalize_scores and not self.model_scores:
             raise ValueError(f"normalize_scores needs {MODEL_REWARD} among reward_funcs: it is about its scores")
-        if self.variance_coef is not None and self.combine_scores != "mean_minus_var":
-            raise ValueError("variance_coef needs combine_scores: mean_minus_var")
         return self
 
 
@@ -266,6 +248,14 @@ class GroupBase(OnlineBase):
     @property
     def passes(self) -> int:
         return self.num_iterations
+
+    @property
+    def updates_once(self) -> bool:
+        """Return whether one optimizer step learns from a batch, and nothing else needs the log-probabilities before.
+
+        Then they are those of the step's own pass.
+        """
+        return self.passes * self.num_mini_batches == 1 and not self.beta and self.correction == "none"
 
     @property
     def sums_rewards(self) -> bool:

@@ -7,13 +7,12 @@ from typing import Final, Literal
 
 from rlhf.recipe.bounds import SEED_COUNT
 
-SeedName = Literal["heldout_answers", "second_model", "member"]
+SeedName = Literal["heldout_answers", "second_model"]
 
 # Recorded results were drawn with these offsets. They are so far apart that recipes with seeds below 7,000 never meet.
 SEED_OFFSETS: Final[dict[SeedName, int]] = {
     "heldout_answers": 7_000,  # sampled answers to held-out prompts
     "second_model": 1_000_000,  # the reward model that only measures
-    "member": 10_000_000,  # a further reward model of an ensemble, once for each
 }
 
 

@@ -85,7 +85,6 @@ _NATS = "nats per token"
 _LOSS_OF_TOKENS = Curve("loss", "loss", _NATS)
 _LOSS_OF_PAIRS = Curve("loss", "loss", "nats per pair")
 _SCORE = Curve("objective/scores", "score", "score")
-_DISAGREEMENT = Curve("objective/disagreement", "disagreement between reward models", "standard deviations")
 _KL = Curve("objective/kl_per_token", "KL to the reference", _NATS)
 _OF_RESPONSES = (
     Curve("response/length", "response length", "tokens"),
@@ -125,7 +124,6 @@ def _of_groups(title: str, place: tuple[int, int]) -> Stage:
         checks=(*_ONLINE_CHECKS, "no_signal"),
         curves=(
             _SCORE,
-            _DISAGREEMENT,
             _KL,
             Curve("groups/no_signal", "groups without signal", "share"),
             Curve("groups/reward_sd", "standard deviation of the rewards in a group", "reward"),
@@ -184,7 +182,6 @@ STAGE_TABLE: dict[StageName, Stage] = {
         checks=(*_ONLINE_CHECKS, "value_explosion"),
         curves=(
             _SCORE,
-            _DISAGREEMENT,
             _KL,
             *_OF_RESPONSES,
             Curve("val/explained_variance", "explained variance of the critic", "share"),

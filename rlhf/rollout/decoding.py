@@ -38,7 +38,6 @@ class Sampling:
     top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
 
 
-ValueFn = Callable[[Tensor], Tensor]  # hidden states (B, H) -> (B,)
 Done = Callable[[float], object]  # is told the share of the work that is done, from 0 to 1; a true answer ends a batch
 
 
@@ -50,7 +49,6 @@ class Rows:
     uniforms: Tensor  # (n, R), the numbers in [0, 1) by which tokens are drawn
     tokens: Tensor  # (n, R) int64, padding in slots that are not filled
     logprobs: Tensor  # (n, R)
-    values: Tensor  # (n, R)
     ended: Tensor  # (n,) bool
 
     def __len__(self) -> int:
@@ -63,7 +61,6 @@ class Rows:
             uniforms=self.uniforms[index],
             tokens=self.tokens[index],
             logprobs=self.logprobs[index],
-            values=self.values[index],
             ended=self.ended[index],
         )
 
@@ -74,10 +71,8 @@ class Decoding(ABC):
     With several rows of `uniforms` for each prompt, as many responses to it are decoded side by side.
     """
 
-    def __init__(
-        self, model: Model, uniforms: Tensor, sampling: Sampling, tokenizer: SpecialIds, value_fn: ValueFn | None
-    ):
-        self.output_layer, self.value_fn = model.get_output_embeddings(), value_fn
+    def __init__(self, model: Model, uniforms: Tensor, sampling: Sampling, tokenizer: SpecialIds):
+        self.output_layer = model.get_output_embeddings()
         self.sampling, self.eos_id, self.pad_id = sampling, tokenizer.eos_id, tokenizer.pad_id
         self.logit_scale = logit_scale(model.config)
         self.captures = CAPTURES_BY_DEVICE[uniforms.device.type]
@@ -86,14 +81,14 @@ class Decoding(ABC):
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
         tokens = torch.full((batch_size, self.room), self.pad_id, device=device)
-        logprobs, values = torch.zeros(2, batch_size, self.room, device=device)
-        self.rows = Rows(torch.arange(batch_size, device=device), uniforms, tokens, logprobs, values, ended)
-        self.results = [x.clone() for x in (tokens, logprobs, values)]  # of the whole batch
+        logprobs = torch.zeros(batch_size, self.room, device=device)
+        self.rows = Rows(torch.arange(batch_size, device=device), uniforms, tokens, logprobs, ended)
+        self.results = [x.clone() for x in (tokens, logprobs)]  # of the whole batch
 
     def run(self, done: Done) -> list[Tensor]:
-        """Decode to the end, and tell `done` how far that is. Return tokens, their log-probabilities and values.
+        """Decode to the end, and tell `done` how far that is. Return tokens and their log-probabilities.
 
-        Each is (B, R). After EOS tokens are padding, and log-probabilities and values have no meaning. On CUDA most
+        Each is (B, R). After EOS tokens are padding, and log-probabilities have no meaning. On CUDA most
         steps replay a captured graph.
         """
         graph: torch.cuda.CUDAGraph | None = None
@@ -207,8 +202,6 @@ class Decoding(ABC):
         ids = ids.where(~rows.ended, self.pad_id)
         rows.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
         rows.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))
-        if self.value_fn is not None:
-            rows.values.index_copy_(1, self.step, self.value_fn(hidden).float().unsqueeze(1))
         rows.ended |= ids == self.eos_id
 
     def keep(self, index: Tensor) -> None:
@@ -219,7 +212,7 @@ class Decoding(ABC):
     def deliver(self) -> None:
         """Copy what the rows that are still decoded have so far into the results of the whole batch."""
         rows = self.rows
-        for whole, part in zip(self.results, (rows.tokens, rows.logprobs, rows.values), strict=True):
+        for whole, part in zip(self.results, (rows.tokens, rows.logprobs), strict=True):
             whole[rows.places] = part
 
 

@@ -20,7 +20,7 @@ from rlhf.data.tokenize import SpecialIds
 from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.process import distributed
-from rlhf.rollout.decoding import Decoding, Done, Sampling, ValueFn
+from rlhf.rollout.decoding import Decoding, Done, Sampling
 from rlhf.rollout.library_decoding import LibraryDecoding, few_kernels, using_attention
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
@@ -33,7 +33,6 @@ def sample(
     prompts: Sequence[list[int]],
     tokenizer: SpecialIds,
     sampling: Sampling,
-    value_fn: ValueFn | None = None,
     *,
     phase: Phase = record_function,
     replicate: bool = False,
@@ -47,7 +46,6 @@ def sample(
     slot, drawn before anything is decoded. Several ranks, whose generators must be in the same state, decode a share of
     the prompts each, and all return the result for all prompts.
 
-    value_fn: applied to the hidden state from which each token is drawn.
     phase: marks the blocks `prefill` and `decode`.
     replicate: every rank decodes all prompts in lockstep, needed for a model that the Trainer has sharded (FSDP,
         ZeRO-3).
@@ -64,7 +62,7 @@ def sample(
     copies = sampling.samples_per_prompt
     uniforms = torch.rand(len(prompts) * copies, sampling.response_length).to(device)
     tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=device)
-    logprobs, values = torch.zeros(2, *uniforms.shape, device=device)
+    logprobs = torch.zeros(uniforms.shape, device=device)
 
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     order = by_length if replicate else distributed.own_rows(by_length)
@@ -74,19 +72,19 @@ def sample(
             indices = order[at : at + at_once]
             rows = [i * copies + copy for i in indices for copy in range(copies)]
             batch = [prompts[i] for i in indices]
-            start = partial(new_decoding, batch, uniforms[rows], sampling, tokenizer, value_fn)
-            tokens[rows], logprobs[rows], values[rows] = _decode(
+            start = partial(new_decoding, batch, uniforms[rows], sampling, tokenizer)
+            tokens[rows], logprobs[rows] = _decode(
                 phase, start, _part(done, at / len(order), len(indices) / len(order))
             )
     if not replicate:
-        distributed.all_sum(tokens, logprobs, values)
+        distributed.all_sum(tokens, logprobs)
 
     length = response_lengths(tokens, tokenizer.eos_id)
     responses = [row[:n] for row, n in zip(tokens.tolist(), length.tolist(), strict=True)]
     prompt_of_each = [prompt for prompt in prompts for _ in range(copies)]
     rollout = collate(prompt_of_each, responses, tokenizer.pad_id, tokenizer.eos_id, device)
     longest = int(length.max())
-    return replace(rollout, logprobs=logprobs[:, :longest], values=values[:, :longest] if value_fn else None)
+    return replace(rollout, logprobs=logprobs[:, :longest])
 
 
 @contextmanager

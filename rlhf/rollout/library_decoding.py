@@ -13,7 +13,7 @@ from rlhf.models import decoding_layers
 from rlhf.models.precision import Model, dtype_of
 from rlhf.models.traits import ropes, sliding_window
 from rlhf.rollout.cache import CacheLayer, repeated
-from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
+from rlhf.rollout.decoding import Decoding, Sampling
 
 FEW_KERNELS_BY_DEVICE = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
 GRAPH_SAFE_ROPE = ("default", "linear", "llama3", "yarn")  # the others read positions from Python
@@ -50,9 +50,8 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         uniforms: Tensor,
         sampling: Sampling,
         tokenizer: SpecialIds,
-        value_fn: ValueFn | None,
     ):
-        super().__init__(model, uniforms, sampling, tokenizer, value_fn)
+        super().__init__(model, uniforms, sampling, tokenizer)
         self.decoder = model.get_decoder()
         self.copies = len(uniforms) // len(prompts)
         device = uniforms.device

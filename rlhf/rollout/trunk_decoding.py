@@ -10,7 +10,7 @@ from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.matmul import matmul
 from rlhf.models.precision import Model
 from rlhf.rollout.cache import repeated
-from rlhf.rollout.decoding import Decoding, Sampling, ValueFn
+from rlhf.rollout.decoding import Decoding, Sampling
 
 
 class TrunkDecoding(Decoding):
@@ -24,9 +24,8 @@ class TrunkDecoding(Decoding):
         uniforms: Tensor,
         sampling: Sampling,
         tokenizer: SpecialIds,
-        value_fn: ValueFn | None,
     ):
-        super().__init__(model, uniforms, sampling, tokenizer, value_fn)
+        super().__init__(model, uniforms, sampling, tokenizer)
         self.trunk, self.role = trunk
         self.mean_prompt = sum(map(len, prompts)) / len(prompts)
         copies = len(uniforms) // len(prompts)

@@ -8,11 +8,9 @@ findings.jsonl    what checks found, once each, with advice
 judged.jsonl      marks that the reward `judge` was given, with their tokens; none is asked for twice
 checkpoints/step-000200/   complete or absent: renamed when complete, with a hash of every file
 adapter/          the result in peft's format (`model/` for pretrain and merge), with a page about it (card.py)
-member-2/         the second member of an ensemble of reward models: adapter, logs and checkpoints; then member-3 …
 summary.json      the last file; its presence means that the stage is done
 """
 
-import copy
 import os
 import platform
 import shlex
@@ -24,10 +22,9 @@ from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import JsonObject, finite, free_name, remove, sha256, sync_tree, write_json
+from rlhf.files import JsonObject, finite, free_name, sha256, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.base import BaseSpec
-from rlhf.recipe.seeds import derived_seed
 from rlhf.recipe.stages import PRETRAIN, PolicyName
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import Checkpoints, checkpoint_step
@@ -36,12 +33,11 @@ from rlhf.run.finished import (
     REMADE,
     check_result,
     data_file,
-    member_folder,
     read_summary,
     result_files,
     result_hash,
 )
-from rlhf.run.layout import FINDINGS, MANIFEST, MEMBER, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
+from rlhf.run.layout import FINDINGS, MANIFEST, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
 from rlhf.run.lock import locked, make_run_directory
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.packages import package_versions
@@ -225,33 +221,6 @@ class StageRun:
             self.logs.sync()  # the logs up to a checkpoint reach the disk before it
             self.checkpoints.add(step, folder, self._wall(), self.logs.line_counts())
 
-    def member(self, number: int, count: int) -> "StageRun":
-        """Return the run of one of `count` reward models that are trained one after another; the first is this run.
-
-        Each other has a seed, logs and checkpoints of its own, in a folder inside this one. Where this run is resumed,
-        a member that has checkpoints is too, from its newest one; of another, what is there is deleted.
-        """
-        if number == 1:
-            return self
-        member = copy.copy(self)
-        member.title = f"{self.stage}, {number} of {count}"
-        member.seed = derived_seed(self.seed, "member", number - 1)
-        member.path = member_folder(self.path, number)
-        member.logs, member.resumed_from = Logs(member.path, self.is_main), None
-        member.checkpoints = Checkpoints(member.path / "checkpoints", self.is_main)
-        if self.is_main:
-            latest = member.checkpoints.latest()
-            checkpoint = None if latest is None else reader.read(latest / "checkpoint.json", records.Checkpoint)
-            if checkpoint is None:
-                remove(member.path)
-                member.checkpoints.folder.mkdir(parents=True)
-            else:
-                member.resumed_from = latest
-                self._spent = member._spent = max(self._spent, checkpoint.wall_seconds)
-                member._rewind(checkpoint)
-        member.logs.on_metrics = [self.watch(member)] if self.watch else []
-        return member
-
     def finish(
         self, metrics: Mapping[str, float], costs: records.Costs, predicted_peak: int | None = None
     ) -> records.Summary | None:
@@ -331,9 +300,9 @@ class StageRun:
         self.path = self._place
 
     def _findings(self) -> list[str]:
-        """Return the names of the checks that found something, of each member of an ensemble."""
-        files = [self.path / FINDINGS, *sorted(self.path.glob(f"{MEMBER.format('*')}/{FINDINGS}"))]
-        return [*dict.fromkeys(line.check for file in files for line in reader.read_lines(file, records.FindingLine))]
+        """Return the names of the checks that found something."""
+        lines = reader.read_lines(self.path / FINDINGS, records.FindingLine)
+        return [*dict.fromkeys(line.check for line in lines)]
 
     def _wall(self) -> float:
         """Return the seconds that the stage has taken, those before it was resumed included."""

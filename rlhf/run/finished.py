@@ -24,7 +24,6 @@ from rlhf.run.layout import (
     ADAPTER_WEIGHTS,
     CARD,
     MANIFEST,
-    MEMBER,
     MODEL,
     RESULT_FOLDERS,
     SAMPLES,
@@ -155,20 +154,9 @@ def _results(path: Path) -> list[Path]:
     return [file for file in files if file.is_file() and file.name != CARD]
 
 
-def member_folder(folder: Path, number: int) -> Path:
-    """Return the folder of a member of an ensemble of reward models, counted from 1, in the stage's `folder`."""
-    return folder if number == 1 else folder / MEMBER.format(number)
-
-
 def reward_model_digest(summary: records.Summary) -> str | None:
-    """Return what names a reward model in files with its scores, the beginning of its hash; None without an adapter.
-
-    That of an ensemble is of the hashes of its members.
-    """
-    members = sorted(name for name in summary.result_sha256 if name.endswith(ADAPTER_WEIGHTS))
-    digests = [summary.result_sha256[name] for name in members]
-    if len(digests) > 1:
-        digests = [hashlib.sha256("".join(digests).encode()).hexdigest()]
+    """Return what names a reward model in files with its scores, the beginning of its hash; None without an adapter."""
+    digests = [digest for name, digest in summary.result_sha256.items() if name.endswith(ADAPTER_WEIGHTS)]
     return digests[0][:16] if digests else None
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from rlhf.evaluation.policies import (
     of_several_samples,
 )
 from rlhf.evaluation.references import Overlap, answers
-from rlhf.evaluation.reward_model import accuracy, member_scores_of, reward_model_figures, score_histograms
+from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
 from rlhf.evaluation.run_policies import load_roles, role_of
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.files import JsonObject, write_json
@@ -123,19 +124,15 @@ class _HeldoutPairs:
 
     def _figures(self, shared: SharedBase, role: ScoreRole) -> tuple[dict[str, float], RewardModelFigures, list[float]]:
         """Return metrics of one reward model, its curves, and its margin of each pair."""
-        roles = shared.reward_roles if role == "reward" else [role]
         sides = [pair.chosen for pair in self.encoded], [pair.rejected for pair in self.encoded]
-        by_side = [member_scores_of(shared, side, self.tokenizer.pad_id, self.batch_size, roles) for side in sides]
-        of_members: dict[str, float] = {}
-        if len(roles) > 1:
-            of_members = {f"member_{i}_accuracy": accuracy(x) for i, x in enumerate(by_side[0] - by_side[1], 1)}
-        chosen, rejected = (shared.combined(members) if len(roles) > 1 else members[0] for members in by_side)
+        score = partial(shared.scores_at, role=role)
+        chosen, rejected = (scores_of(side, score, self.tokenizer.pad_id, self.batch_size) for side in sides)
         length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in self.encoded]
         metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
         margins = (chosen - rejected).tolist()
         share = clustered_share(outcomes(margins), [pair.prompt for pair in self.pairs])
         ends = {"accuracy_low": share.low, "accuracy_high": share.high}
-        return metrics | ends | of_members | {"heldout_pairs": len(margins)}, curves, margins
+        return metrics | ends | {"heldout_pairs": len(margins)}, curves, margins
 
 
 def _measure_policies(
@@ -147,14 +144,11 @@ def _measure_policies(
     recipe: Recipe,
     reward_fn: EvaluationRewards | None,
 ) -> tuple[dict[PolicyLabel, PolicySamples], dict[str, float]]:
-    """Return, by policy, its samples and their scores, and its perplexity of the demonstrations.
-
-    The start comes first: by its answers the members of an ensemble of reward models are standardised.
-    """
+    """Return, by policy, its samples and their scores, and its perplexity of the demonstrations."""
     options = recipe.evaluate
     samples: dict[PolicyLabel, PolicySamples] = {}
     perplexities: dict[str, float] = {}
-    for number, label in enumerate(sorted(labels, key=lambda label: label != recipe.start), 1):
+    for number, label in enumerate(labels, 1):
         samples[label] = measure(
             shared,
             role_of(label, recipe),
@@ -166,12 +160,11 @@ def _measure_policies(
             samples_per_prompt=options.num_samples,
             reward_fn=reward_fn,
             whose=f"{label} ({number} of {len(labels)})",
-            standardise=label == recipe.start,
         )
         if demonstrations:
             with shared.roles.using(role_of(label, recipe)):
                 perplexities[label] = perplexity(shared.base, demonstrations, tokenizer.pad_id, options.batch_size)
-    return {label: samples[label] for label in labels}, perplexities
+    return samples, perplexities
 
 
 def _reward_names(reward_sums: Sequence[RewardSum]) -> dict[tuple[StageName, str], str]:

@@ -41,6 +41,7 @@ from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.objectives.rewards import shape_scores
+from rlhf.process import distributed
 from rlhf.recipe import StageName
 from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions
 from rlhf.run.directory import StageRun
@@ -62,7 +63,6 @@ class ScoredRollout:
     scores: Tensor  # the weighted sum of the raw rewards
     shaped_scores: Tensor  # the weighted sum with the model's score normalised and clipped, minus penalties
     judged: Tensor  # bool: False where a reward has no verdict; such scores are NaN and do not count
-    disagreement: Tensor | None = None  # between the members of an ensemble of reward models
 
     def keep_and_add(self, rows: Tensor, more: "ScoredRollout") -> "ScoredRollout":
         """Return the given rows, possibly none, followed by all rows of `more`."""
@@ -73,11 +73,6 @@ class ScoredRollout:
             scores=torch.cat([self.scores[rows], more.scores]),
             shaped_scores=torch.cat([self.shaped_scores[rows], more.shaped_scores]),
             judged=torch.cat([self.judged[rows], more.judged]),
-            disagreement=(
-                None
-                if self.disagreement is None or more.disagreement is None
-                else torch.cat([self.disagreement[rows], more.disagreement])
-            ),
         )
 
 
@@ -85,7 +80,7 @@ class ScoredRollout:
 class Batch(TrainingBatch):
     """Responses of one step and their tensors: (B, R) unless noted, with 0 after the end of a response."""
 
-    old_logp: Tensor  # in nats, under the policy before the update
+    old_logp: Tensor  # in nats, under the policy before the update; with `updates_once` the update fills them in
     sampling_weights: Tensor | None  # of each token in the policy loss, where the sampler differs from the policy
     over_cap: Tensor | None  # bool: whether the ratio behind that weight exceeds the cap
     ref_logp: Tensor | None  # under the reference; None where beta is 0
@@ -123,9 +118,9 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
             scored = sample_and_score(session, learner, step)  # 1, 2
             with session.phase("score"):
                 batch = make_batch(learner, scored)  # 3, 4
-            metrics = batch_metrics(batch, scored, learner)
             with session.phase("update"):
-                metrics |= learner.update(batch)  # 5
+                statistics = learner.update(batch)  # 5
+            metrics = batch_metrics(batch, scored, learner) | statistics
             learner.state.advance(batch.kl_per_token)
             session.end_step(learner.state, batch.rollout, metrics, bar)
     return session.finish(learner.state)
@@ -167,9 +162,9 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
     """Return responses to training prompts with their scores, raw and shaped."""
     options, tokenizer, shared = learner.options, session.tokenizer, session.shared
     assert session.reward_sum is not None
-    model_scores = disagreement = None
+    model_scores = None
     if options.model_scores:
-        model_scores, disagreement = role_passes.reward_scores(shared, rollout, options.score_rows)
+        model_scores = role_passes.reward_scores(shared, rollout, options.score_rows)
     prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
     texts = tokenizer.decode_rows(rollout.tokens, rollout.mask)
     by_name = session.reward_sum.per_response(prompts, texts, model_scores, rollout.response_ids)
@@ -182,7 +177,6 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
         scores=scores,
         shaped_scores=shaped_scores,
         judged=judged,
-        disagreement=disagreement,
     )
 
 
@@ -211,7 +205,10 @@ def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
     """Do steps 3 and 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
     rollout = scored.rollout
-    old_logp = role_passes.old_logprobs(shared, rollout, options)
+    if options.updates_once:
+        old_logp = torch.zeros(rollout.mask.shape, device=shared.device)
+    else:
+        old_logp = role_passes.logprobs(shared, "policy", rollout, options)
     weights, over_cap = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp, kl = None, None
     rewards = scored.shaped_scores.to(shared.device)
@@ -287,7 +284,12 @@ class Learner:
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used."""
-        return self.state.update(batch, self._add_gradients)
+        statistics = self.state.update(batch, self._add_gradients)
+        if self.options.updates_once and statistics["update/optimizer_steps"]:
+            distributed.all_sum(batch.old_logp)
+        elif self.options.updates_once:  # nothing was learned: the policy is still the one that sampled
+            batch.old_logp = role_passes.logprobs(self.shared, "policy", batch.rollout, self.options)
+        return statistics
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
@@ -295,26 +297,37 @@ class Learner:
         parts = []
         with self.shared.role("policy"):
             for rows in self.state.micro_batches(batch.rollout, mini_rows):
-                parts.append(self._add_gradient(batch.rows(rows), minibatch))
+                logp, part = self._add_gradient(batch.rows(rows), minibatch)
+                if self.options.updates_once:
+                    batch.old_logp[on_device(rows, self.shared.device), : logp.shape[1]] = logp
+                parts.append(part)
         return self.state.sums_of(parts)
 
-    def _add_gradient(self, micro: Batch, minibatch: MinibatchSize) -> dict[str, float]:
-        """Add the gradient of one micro-batch of a minibatch. Return its part of the minibatch's statistics."""
-        hidden = self.shared.response_hidden(micro.rollout)
-        loss, stats = self._policy_loss(micro, hidden, minibatch)
-        loss.backward()
-        return as_floats(stats)
+    def _add_gradient(self, micro: Batch, minibatch: MinibatchSize) -> tuple[Tensor, dict[str, float]]:
+        """Add the gradient of one micro-batch of a minibatch.
 
-    def _policy_loss(self, micro: Batch, hidden: Tensor, minibatch: MinibatchSize) -> tuple[Tensor, Stats]:
+        Return its log-probabilities (b, r), and its part of the minibatch's statistics.
+        """
+        logp, entropy = self.shared.logprobs_and_entropies(
+            self.shared.response_hidden(micro.rollout),
+            micro.rollout,
+            self.options.temperature,
+            differentiable=self.options.entropy_coef > 0,
+        )
+        loss, stats = self._policy_loss(micro, logp, entropy, minibatch)
+        loss.backward()
+        return logp.detach(), as_floats(stats)
+
+    def _policy_loss(
+        self, micro: Batch, logp: Tensor, entropy: Tensor, minibatch: MinibatchSize
+    ) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them.
 
         It is the micro-batch's part of a sum over the minibatch. So are the statistics that come with it.
         """
         options, mask = self.options, self.loss_mask(micro.rollout)
-        logp, entropy = self.shared.logprobs_and_entropies(
-            hidden, micro.rollout, options.temperature, differentiable=options.entropy_coef > 0
-        )
-        token_log_ratio = log_ratios(logp, micro.old_logp, mask)
+        old_logp = logp.detach() if options.updates_once else micro.old_logp
+        token_log_ratio = log_ratios(logp, old_logp, mask)
         log_ratio = pool_log_ratios(token_log_ratio, mask, options.importance_sampling_level)
         weights = token_weights(
             mask, options.loss_type, minibatch.responses, minibatch.tokens, options.max_completion_length
@@ -376,8 +389,6 @@ def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict
         "response/eos_rate": rollout.ended.float().mean(),
         **role_passes.sampling_mismatch(rollout, batch.old_logp, batch.sampling_weights, batch.over_cap),
     }
-    if scored.disagreement is not None:
-        metrics["objective/disagreement"] = scored.disagreement.mean()
     if batch.kl is not None:
         metrics |= {
             "objective/kl": batch.kl.sum(1).mean(),

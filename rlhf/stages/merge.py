@@ -104,7 +104,7 @@ def _write_normalisation(merged: PreTrainedModel, run: StageRun, stage: StageNam
     """Write into config.json the mean and standard deviation of a reward model's scores of held-out answers."""
     summary = read_summary(run.parents.folder(stage))
     assert summary is not None  # a stage's parents are finished
-    for key in ("score_mean", "score_sd"):  # of an ensemble the first member is merged
+    for key in ("score_mean", "score_sd"):
         setattr(merged.config, key, summary.metrics.get(f"member_1_{key}", summary.metrics[key]))
 
 

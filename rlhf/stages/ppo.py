@@ -36,7 +36,6 @@ from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe.schema_online import Ppo
-from rlhf.rollout.decoding import ValueFn
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.reward_sum import FunctionRewards, mean_judged, mean_rewards, without_verdict
@@ -59,7 +58,6 @@ class Batch(TrainingBatch):
     ref_logp: Tensor  # under the reference
     values: Tensor  # the critic's, before the update
     scores: Tensor  # (B,) raw: the reward model's, or the weighted sum of the rewards; NaN where it is not judged
-    disagreement: Tensor | None  # (B,) between the members of an ensemble of reward models
     shaped_scores: Tensor  # (B,) as they enter the rewards; 0 where the response is not judged
     kl: Tensor  # from the reference, in nats
     rewards: Tensor
@@ -99,7 +97,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     with Bar("ppo", options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             with session.phase("rollout"):
-                rollout = session.sample_step(step, learner.sampling_value_fn)  # 1
+                rollout = session.sample_step(step)  # 1
             with session.phase("score"):
                 rewards = session.function_rewards(step, rollout)  # 2
                 batch = make_batch(learner, rollout, None if rewards is None else rewards.total)  # 2, 3, 4
@@ -130,7 +128,7 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     old_logp, values = role_passes.old_logprobs_and_values(shared, rollout, options)
     weights, over_cap = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
-    scores, shaped_scores, disagreement = _scores(learner, rollout, of_functions)
+    scores, shaped_scores = _scores(learner, rollout, of_functions)
     if judged is not None:
         shaped_scores = zero_pads(shaped_scores, judged)
 
@@ -153,7 +151,6 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
         ref_logp=ref_logp,
         values=values,
         scores=scores,
-        disagreement=disagreement,
         shaped_scores=shaped_scores,
         kl=kl,
         rewards=rewards,
@@ -162,16 +159,15 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     )
 
 
-def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the sum (B,) of the rewards, raw and shaped, and the disagreement of an ensemble of reward models.
+def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the sum (B,) of the rewards, raw and shaped.
 
     Shaped, the reward model's part is normalised or squashed and clipped, and a response without EOS loses the penalty.
     """
     options, norm = learner.options, learner.state.score_norm
-    disagreement = None
     scores = shaped = torch.zeros(len(rollout.ids), device=rollout.ids.device)
     if options.model_scores:
-        raw, disagreement = role_passes.reward_scores(learner.shared, rollout, options.score_rows)
+        raw = role_passes.reward_scores(learner.shared, rollout, options.score_rows)
         of_model = shape_scores(
             raw, mean=norm.mean, sd=norm.sd, sigmoid=options.sigmoid_scores, clip=options.score_clip
         )
@@ -179,7 +175,7 @@ def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -
     if of_functions is not None:
         added = of_functions.to(scores.device)
         scores, shaped = scores + added, shaped + added
-    return scores, shaped - (options.missing_eos_penalty or 0.0) * ~rollout.ended, disagreement
+    return scores, shaped - (options.missing_eos_penalty or 0.0) * ~rollout.ended
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
@@ -219,14 +215,6 @@ class Learner:
     def policy_learns(self) -> bool:
         """Return whether the policy learns in this step: not while the critic warms up."""
         return self.state.step >= self.options.value_warmup_steps
-
-    @property
-    def sampling_value_fn(self) -> ValueFn | None:
-        """Return the function that computes values while the policy samples; None if that is done afterwards.
-
-        With `old_logprobs: rollout` a critic that is a head on the policy computes its values while sampling.
-        """
-        return self.shared.values if self.critic_is_head and self.options.old_logprobs == "rollout" else None
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used."""
@@ -334,8 +322,6 @@ def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
         "response/eos_rate": batch.rollout.ended.float().mean(),
         **role_passes.sampling_mismatch(batch.rollout, batch.old_logp, batch.sampling_weights, batch.over_cap),
     }
-    if batch.disagreement is not None:
-        metrics["objective/disagreement"] = batch.disagreement.mean()
     return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}
 
 

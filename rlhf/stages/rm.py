@@ -3,9 +3,6 @@
 Without SFT the adapter is a new one. The score of a dialogue is the head's output at its last real token, which is EOS
 unless the response was cut. Default loss: Bradley-Terry, -log σ(r_c - r_r); option: max(0, margin - (r_c - r_r)), the
 ranking loss of torch.nn.MarginRankingLoss.
-
-With `ensemble` the stage trains several reward models one after another on the same pairs: each further one has a seed
-of its own, which draws its head and orders its pairs. The first is what it is without an ensemble, to the last bit.
 """
 
 import itertools
@@ -25,10 +22,8 @@ from rlhf.files import JsonObject
 from rlhf.models.adapters import reward_from_sft, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.precision import Model, mixed_precision
-from rlhf.objectives.ensembles import Ensemble, disagreement
 from rlhf.objectives.losses import margin_ranking_loss
 from rlhf.observe.telemetry import Telemetry
-from rlhf.process import distributed
 from rlhf.recipe.schema import Rm
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
@@ -50,18 +45,11 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     split = corpus.preferences(run.stage)
     pairs = stage_pairs(run, tokenizer, split, options)
 
-    count = options.ensemble or 1
-    scores = []
-    for number in range(1, count + 1):
-        scores.append(_fit(run.member(number, count), tokenizer, pairs, device, telemetry))
-        free_memory()
-    chosen, rejected = scores[0]
-    of_members: dict[str, float] = {}
-    if count > 1:
-        (chosen, rejected), of_members = _together(torch.stack([torch.stack(sides) for sides in scores]))
+    chosen, rejected = _fit(run, tokenizer, pairs, device, telemetry)
+    free_memory()
     rows = zip(pairs.heldout_rows, chosen.tolist(), rejected.tolist(), strict=True)
     run.logs.samples(0, [_sample_row(tokenizer, *row) for row in itertools.islice(rows, SAMPLES)])
-    return Result(_metrics(run, tokenizer, pairs, chosen, rejected) | of_members, telemetry.costs())
+    return Result(_metrics(run, tokenizer, pairs, chosen, rejected), telemetry.costs())
 
 
 def _fit(
@@ -73,7 +61,6 @@ def _fit(
     """
     recipe = run.loaded.recipe
     options = recipe.options(Rm, run.stage)
-    run.resumed_from = distributed.from_main(lambda: run.resumed_from)
     torch.manual_seed(run.seed)  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
         base = load_base(run.base, device, head="score")
@@ -86,19 +73,6 @@ def _fit(
 
     with telemetry.phase("evaluate"), working(f"{run.title}: scoring held-out pairs"):
         return _scores(model, tokenizer, pairs.heldout, options)
-
-
-def _together(scores: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the scores (2, N) of an ensemble from those of its members (M, 2, N), and metrics of each member.
-
-    The means and standard deviations among them are those by which members are standardised from then on.
-    """
-    ensemble = Ensemble().measured_on(scores.flatten(1))
-    metrics = {"disagreement": disagreement(ensemble.standardise(scores)).mean().item()}
-    for number, (margins, mean, sd) in enumerate(zip(scores[:, 0] - scores[:, 1], *ensemble[:2], strict=True), 1):
-        figures = {"accuracy": accuracy(margins), "score_mean": mean, "score_sd": sd}
-        metrics |= {f"member_{number}_{name}": value for name, value in figures.items()}
-    return ensemble.score(scores), metrics
 
 
 def _metrics(

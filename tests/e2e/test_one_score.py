@@ -62,8 +62,8 @@ def routes(model: score.RewardModel, plain: PeftModel, rows: list[Encoded]) -> d
         "the stage rm": scores_of(rows, stage, tokenizer.pad_id, 4).tolist(),
         "evaluate": scores_of(rows, shared.scores_at, tokenizer.pad_id, 4).tolist(),
         "samples": shared_scores(model, rollout),
-        "ppo": reward_scores(shared, rollout, 4).scores.tolist(),
-        "ppo, row by row": reward_scores(shared, rollout, 1).scores.tolist(),
+        "ppo": reward_scores(shared, rollout, 4).tolist(),
+        "ppo, row by row": reward_scores(shared, rollout, 1).tolist(),
     }
 
 

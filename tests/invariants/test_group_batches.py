@@ -197,14 +197,6 @@ def test_a_minibatch_of_truncated_responses_alone_moves_nothing(run, rollout):
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
-def test_log_probabilities_may_come_from_sampling(run, rollout, stage):
-    sampled = -torch.rand(rollout.mask.shape)  # also where no token is
-    learner = new_learner(run, stage, old_logprobs="rollout")
-    batch = make_batch(learner, scored(replace(rollout, logprobs=sampled)))
-    assert torch.equal(batch.old_logp, sampled.where(rollout.mask, 0.0))
-
-
-@pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_an_update_stops_where_the_policy_has_moved_too_far(run, rollout, stage):
     """The first minibatch always counts: nothing has moved before it."""
     passes: dict[str, Any] = {"num_iterations": 2, "num_mini_batches": 2}

@@ -71,7 +71,7 @@ def test_responses_are_scored_row_by_row(run, tokenizer):
     rollout = session.sample(indices)
     scored = score_responses(session, learner, rollout, indices)
 
-    model = role_passes.reward_scores(learner.shared, rollout, 8).scores.tolist()
+    model = role_passes.reward_scores(learner.shared, rollout, 8).tolist()
     norm = learner.state.score_norm
     assert norm.sd != 1 and norm.mean != 0
     for row, length in enumerate(LENGTHS):

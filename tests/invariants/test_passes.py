@@ -79,7 +79,6 @@ LEAN: dict[str, Any] = {"hardware__trunk": "lean", "lora__lora_dropout": 0.0}
 REPEATED: dict[str, tuple[StageName, dict[str, Any]]] = {
     "sft, 8 bits": ("sft", {"sft__optim": "adamw_8bit"}),
     "dpo": ("dpo", LEAN | {"dpo__optim": "adamw_torch"}),
-    "rm of two members": ("rm", {"rm__ensemble": 2}),
     "ppo": ("ppo", {"ppo__value_model": "head"}),
 }
 

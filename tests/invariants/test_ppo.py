@@ -21,7 +21,6 @@ from rlhf.errors import UserError
 from rlhf.models import output_layer
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
-from rlhf.objectives.ensembles import Ensemble
 from rlhf.objectives.masked import masked_mean
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
@@ -345,33 +344,6 @@ def test_a_critic_with_an_adapter_starts_as_the_normalised_reward_model(run, squ
 
 
 @pytest.mark.parametrize("kind", ["head", "adapter"])
-def test_log_probabilities_and_values_may_come_from_the_rollout(run, tokenizer, kind):
-    learner = new_learner(run, kind, old_logprobs="rollout", response_length=8, temperature=0.7)
-    with torch.no_grad():
-        for weight in learner.state.parameters("policy"):
-            weight.add_(0.05 * torch.randn_like(weight))
-    learner.shared.roles.activate("policy")
-    rollout = sample(learner.shared.base, PROMPTS, tokenizer, Sampling(64, 8, 0.7, 4), learner.sampling_value_fn)
-    assert (rollout.values is None) == (kind == "adapter")  # a critic of its own needs a pass of its own
-    taken = make_batch(learner, rollout)
-    assert rollout.logprobs is not None
-    assert torch.equal(taken.old_logp[rollout.mask], rollout.logprobs[rollout.mask])
-    again = new_learner(run, kind, response_length=8, temperature=0.7)
-    for mine, theirs in zip(
-        (*again.state.parameters("policy"), *again.state.parameters("value")),
-        (*learner.state.parameters("policy"), *learner.state.parameters("value")),
-        strict=True,
-    ):
-        mine.data.copy_(theirs)
-    recomputed = make_batch(again, rollout)
-    for name in ("old_logp", "values", "rewards", "advantages"):
-        assert (getattr(taken, name) - getattr(recomputed, name)).abs().max() < 2e-5, name
-    metrics = batch_metrics(recomputed, again)
-    assert 0 < metrics["rollout/logprob_diff_avg"] <= metrics["rollout/logprob_diff_max"] < 2e-5
-    assert batch_metrics(taken, learner)["rollout/logprob_diff_max"] == 0
-
-
-@pytest.mark.parametrize("kind", ["head", "adapter"])
 def test_only_policy_and_value_move(run, rollout, kind):
     learner = new_learner(run, kind)
     shared = learner.shared
@@ -457,18 +429,6 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
     with torch.no_grad():
         last = shared.hidden(rollout.ids)[torch.arange(len(scores)), rollout.last]
         assert shared.value_head(last).squeeze(1).tolist() == pytest.approx(scores.tolist(), abs=1e-5)
-
-
-def test_with_an_ensemble_the_critic_starts_as_the_first_member_on_its_scale(run, rollout):
-    shared = roles(run)
-    shared.ensemble = Ensemble((0.3, -0.2), (0.5, 2.0))
-    new_critic(shared, run.parents.require("rm"), options(value_model="adapter"), NORM)
-    scores = (-0.2 + 0.3) / 2 + (0.5 + 2.0) / 2 * (shared.scores(rollout) - 0.3) / 0.5
-    shared.roles.activate("value")
-    with torch.no_grad():
-        last = shared.hidden(rollout.ids)[torch.arange(len(scores)), rollout.last]
-        values = not_none(shared.value_head)(last).squeeze(1)
-    assert values.tolist() == pytest.approx(((scores - NORM[0]) / NORM[1]).tolist(), abs=1e-5)
 
 
 def test_adamw_is_that_of_the_recipe(run):

@@ -417,17 +417,6 @@ def test_sizes_of_the_other_stages(six):
     assert predicted["rm"].phases["train"].components["base"] == base_bytes(6)
 
 
-def test_further_reward_models_add_their_adapters_and_heads_to_ppo_alone(two):
-    _, rehearse, before = two
-    ensemble = tiny(2, ppo__rollout_batch_size=4, rm__ensemble=3)
-    after = peaks(rehearse(ensemble, "ppo"))
-    for phase in ("rollout", "score", "update"):
-        added = {name: after[phase][name] - before[phase][name] for name in ("adapters", "heads")}
-        assert added == {"adapters": 2 * lora_bytes(2), "heads": 2 * 512}, phase  # in blocks of 512 bytes
-    one, three = (peaks(rehearse(loaded, "rm"))["train"] for loaded in (tiny(2), ensemble))
-    assert three == one, "each is gone before the next one is loaded"
-
-
 def test_dpo_evaluates_with_two_adapters_and_no_gradients(six):
     parts = six[0]["dpo"].phases["evaluate"].components
     assert parts["adapters"] == 2 * lora_bytes(6)

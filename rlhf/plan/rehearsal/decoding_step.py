@@ -128,10 +128,9 @@ def step(
     lengths[0] = max(1, settings.max_prompt_length // 2)  # a padded row, so that there is a mask
     prompts = [[tokenizer.eos_id] * length for length in lengths]
     uniforms = torch.empty(settings.batch_size, settings.response_length, device=META)
-    observe = shared.values if shared.value_head is not None and options.old_logprobs == "rollout" else None
     shared.base.eval()
     with torch.no_grad(), shared.role(role), ready(shared.base, shared.role_trunk) as new_decoding:
-        decoding = new_decoding(prompts, uniforms, settings, tokenizer, observe)
+        decoding = new_decoding(prompts, uniforms, settings, tokenizer)
         decoding.open_window(1)
         decoding.advance()
         with recorder.recording(shared.base.get_decoder()) as operations:

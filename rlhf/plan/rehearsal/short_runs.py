@@ -219,8 +219,7 @@ class ShortRuns(ABC, Generic[PeakT]):
     def __call__(self, loaded: PinnedRecipe, stage: StageName) -> dict[str, PeakT]:
         """Return the peaks of every phase of a stage."""
         changed = loaded.with_changes(rehearsal_changes(loaded.recipe, self.layers))
-        rm = changed.recipe.rm
-        shape = changed.recipe.model_dump(mode="json", include={"model", "lora"}) | {"members": rm and rm.ensemble}
+        shape = changed.recipe.model_dump(mode="json", include={"model", "lora"})
         model_hash = content_hash(shape)
         folder = Path(self._folder.name) / model_hash[:12]
         policies = changed.recipe.policies() if stage == EVALUATE else []  # it measures all that are there

@@ -11,7 +11,6 @@ from rlhf.data.batch import Rollout, on_device
 from rlhf.errors import UserError
 from rlhf.evaluation.reward_model import check_scores
 from rlhf.models.shared_base import SharedBase
-from rlhf.objectives.ensembles import disagreement
 from rlhf.objectives.importance import ImportanceWeights, importance_weights
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
@@ -32,26 +31,11 @@ class ScoreNorm(NamedTuple):
 def old_logprobs_and_values(shared: SharedBase, rollout: Rollout, options: Ppo) -> tuple[Tensor, Tensor]:
     """Return log-probabilities under the policy that sampled and the critic's values, each (B, R).
 
-    With `old_logprobs: rollout` the log-probabilities, and the values of a head on the policy, were recorded while
-    sampling. Otherwise they are computed here, those of policy and head in one pass.
+    Those of a policy with a head that is the critic come from one pass.
     """
     if options.value_model == "adapter":
-        return old_logprobs(shared, rollout, options), values(shared, rollout, options)
-    if options.old_logprobs == "recompute":
-        return logprobs_and_values(shared, rollout, options)
-    assert rollout.values is not None  # the head was applied while sampling
-    return old_logprobs(shared, rollout, options), zero_pads(rollout.values, rollout.mask)
-
-
-def old_logprobs(shared: SharedBase, rollout: Rollout, options: OnlineOptions) -> Tensor:
-    """Return the log-probabilities (B, R) under the policy that sampled, in nats.
-
-    With `old_logprobs: rollout` they are those of sampling, otherwise those of a pass.
-    """
-    if options.old_logprobs == "recompute":
-        return logprobs(shared, "policy", rollout, options)
-    assert rollout.logprobs is not None  # sampling keeps them
-    return zero_pads(rollout.logprobs, rollout.mask)
+        return logprobs(shared, "policy", rollout, options), values(shared, rollout, options)
+    return logprobs_and_values(shared, rollout, options)
 
 
 def logprobs(shared: SharedBase, role: SharedRole, rollout: Rollout, options: OnlineOptions) -> Tensor:
@@ -100,31 +84,15 @@ def _values_of_tokens(shared: SharedBase) -> TokenFn:
     return lambda micro_batch, hidden: zero_pads(shared.values(hidden), micro_batch.mask)
 
 
-class RewardScores(NamedTuple):
-    """Raw scores (B,) of the reward model, or of an ensemble with how far its standardised members are apart (B,)."""
-
-    scores: Tensor
-    disagreement: Tensor | None = None
-
-
-def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> RewardScores:
-    """Return the scores of the reward model, or of the ensemble. Each rank scores its share of the rows.
+def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Tensor:
+    """Return the raw scores (B,) of the reward model. Each rank scores its share of the rows.
 
     Raises UserError unless all scores are finite.
     """
-    members = _member_scores(shared, rollout, rows_at_once)
-    if shared.ensemble is None:
-        return RewardScores(members[0])
-    return RewardScores(shared.combined(members), disagreement(shared.ensemble.standardise(members)))
-
-
-def _member_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Tensor:
-    """Return the raw scores (M, B) of the reward model, or of each member of an ensemble, as `reward_scores`."""
-    scores = torch.zeros(len(shared.reward_roles), len(rollout.ids), device=shared.device)
-    for role, of_member in zip(shared.reward_roles, scores, strict=True):
-        with shared.role(role):
-            for rows in rollout.sharded_by_length(rows_at_once):
-                of_member[on_device(rows, scores.device)] = shared.scores(rollout.rows(rows), role)
+    scores = torch.zeros(len(rollout.ids), device=shared.device)
+    with shared.role("reward"):
+        for rows in rollout.sharded_by_length(rows_at_once):
+            scores[on_device(rows, scores.device)] = shared.scores(rollout.rows(rows))
     distributed.all_sum(scores)
     check_scores(scores)
     return scores
@@ -133,8 +101,7 @@ def _member_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> T
 def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout], options: OnlineOptions) -> ScoreNorm:
     """Return mean and standard deviation of the reward model's scores of SFT's responses to training prompts.
 
-    At least `norm_responses` responses are scored, in whole rollouts. The members of an ensemble are standardised by
-    them from then on.
+    At least `norm_responses` responses are scored, in whole rollouts.
     Raises UserError when the scores are not finite, or do not differ: such a reward model has nothing to teach.
     """
     parts = []
@@ -142,11 +109,8 @@ def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout]
         rollout = sample_step(step)
         # keep the order of scoring: another would change the last bits of released results
         by_length = torch.cat(rollout.by_length(options.rollout_batch_size))
-        parts.append(_member_scores(shared, rollout, options.rollout_batch_size)[:, by_length])
-    members = torch.cat(parts, 1)
-    if shared.ensemble is not None:
-        shared.ensemble = shared.ensemble.measured_on(members)
-    scores = shared.combined(members)
+        parts.append(reward_scores(shared, rollout, options.rollout_batch_size)[by_length])
+    scores = torch.cat(parts)
     norm = ScoreNorm(scores.mean().item(), scores.std().item())
     if not norm.sd > 0:
         raise UserError(
@@ -169,7 +133,7 @@ def sampling_mismatch(
 ) -> dict[str, Tensor]:
     """Return how far the log-probabilities of sampling are from `logp` (B, R), those that training uses.
 
-    It is 0 with `old_logprobs: rollout`. The dict is empty if the rollout has no log-probabilities. With the weights of
+    The dict is empty if the rollout has no log-probabilities. With the weights of
     `sampling_weights` it has their mean and the share of the tokens over the cap too.
     """
     if rollout.logprobs is None:

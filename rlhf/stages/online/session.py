@@ -26,7 +26,7 @@ from rlhf.recipe.names import Role, SharedRole
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.recipe.stages import RM
 from rlhf.rollout import vllm
-from rlhf.rollout.decoding import Sampling, ValueFn
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.rollout.probe import check_sampling
 from rlhf.rollout.vllm_command import start_command
@@ -90,7 +90,7 @@ def _load_models(
         shared.base.activation_checkpointing_enable()
         shared.base.enable_input_require_grads()
     if options.model_scores:
-        add_reward_models(shared, run, *options.combination)
+        add_reward_models(shared, run)
     check_sampling(shared.base, tokenizer)
     return shared
 
@@ -158,9 +158,6 @@ class Session:
         Raises UserError for a damaged checkpoint, and for scores that do not differ.
         """
         if self._saved is not None:
-            if self.shared.ensemble is not None and self._saved.members is not None:
-                means, sds = self._saved.members
-                self.shared.ensemble = self.shared.ensemble._replace(means=means, sds=sds)
             return ScoreNorm(*self._saved.norm)
         if not self.options.normalize_scores:
             return ScoreNorm()
@@ -182,11 +179,11 @@ class Session:
         """Measure time and memory of a block under this name."""
         return self.telemetry.phase(name)
 
-    def sample_step(self, step: int, value_fn: ValueFn | None = None) -> Rollout:
-        """Sample the policy's responses to the prompts of a step; `value_fn` is applied to the hidden states."""
-        return self.sample(self.prompts.of_step(step), value_fn)
+    def sample_step(self, step: int) -> Rollout:
+        """Sample the policy's responses to the prompts of a step."""
+        return self.sample(self.prompts.of_step(step))
 
-    def sample(self, indices: Sequence[int], value_fn: ValueFn | None = None) -> Rollout:
+    def sample(self, indices: Sequence[int]) -> Rollout:
         """Sample the policy's responses to training prompts, those to one prompt side by side."""
         shared, tokenizer = self.shared, self.tokenizer
         prompts, copies = [self.prompts.ids[i] for i in indices], self.options.samples_per_prompt
@@ -207,7 +204,7 @@ class Session:
         else:
             with shared.role("policy"):
                 trunk = shared.role_trunk
-                rollout = sample(shared.base, prompts, tokenizer, sampling, value_fn, phase=self.phase, trunk=trunk)
+                rollout = sample(shared.base, prompts, tokenizer, sampling, phase=self.phase, trunk=trunk)
         if shared.lean_trunk is None or copies == 1:
             return rollout
         return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))

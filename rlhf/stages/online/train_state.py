@@ -57,7 +57,6 @@ class SavedState(Record):
     model_config = ConfigDict(arbitrary_types_allowed=True)
     step: Count
     norm: tuple[Number, Number]
-    members: tuple[tuple[Number, ...], tuple[Number, ...]] | None = None  # means and sds of an ensemble's scores
     kl_coef: Amount
     policy: list[Tensor]
     value: list[Tensor] = Field(default=[])  # PPO's alone
@@ -203,7 +202,6 @@ class TrainState:
         state: dict[str, object] = {
             "step": self.step,
             "norm": tuple(self.score_norm),
-            **({} if self.shared.ensemble is None else {"members": tuple(self.shared.ensemble[:2])}),
             "kl_coef": self.kl_coef,
             **{role: [p.detach().cpu() for p in part.parameters] for role, part in self.by_role.items()},
             "optimizer": self.optimizer.state_dict(),
