@@ -58,7 +58,7 @@ def main(
 
     Exit code 1: a cost is worse than every figure that is published for it, or has grown since an earlier record.
     """
-    loaded = options.load(hw, directory, changes)
+    loaded = options.load(hw, directory, changes, on_device=True)
     if save and loaded.modified:
         raise UserError("--save: only an unchanged recipe makes a record: leave out --set or --save")
     if save:

@@ -49,7 +49,7 @@ def main(hw: str, directory: Path | None, changes: tuple[str, ...], count: int, 
     Predictions are made after everything is measured and saved: they take minutes of a CPU, in which a GPU would wait,
     and one that fails costs no measurement.
     """
-    loaded = options.load(hw, directory, changes)
+    loaded = options.load(hw, directory, changes, on_device=True)
     variants = one_by_one(loaded, STAGE)
     if loaded.recipe.hardware.device == "cuda":
         variants[PACKAGE] = variants["none"].with_changes({"model.attention": "flash_attention_2"})

@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from bench.paths import RESULTS
 from bench.provenance import require_committed_code, require_new_file
-from rlhf.cli import recipe_options
+from rlhf.cli import container, recipe_options
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import HELP_SETTINGS, OUTPUT, OneOf, StrictCommand, WholeNumber
 from rlhf.errors import UserError
@@ -26,7 +27,7 @@ def _keep_guide(context: click.Context, parameter: click.Parameter, guide: bool)
 def HW(command: Callable[..., None]) -> Callable[..., None]:
     """Add --hw, and --guide, which no command takes without it."""
     guide = click.option("--guide", is_flag=True, expose_value=False, callback=_keep_guide, help=recipe_options.GUIDE)
-    return _HW(guide(command))
+    return container.OPTION(_HW(guide(command)))
 
 
 RECIPE = click.option(
@@ -77,9 +78,15 @@ def stages_of(loaded: PinnedRecipe, chosen: Sequence[StageName], measurable: Seq
     ]
 
 
-def load(hw: str, directory: Path | None, changes: tuple[str, ...]) -> PinnedRecipe:
-    """Return the recipe that the options name, with --guide; raises what `rlhf.cli.choice.Choice.load` does."""
+def load(hw: str, directory: Path | None, changes: tuple[str, ...], on_device: bool = False) -> PinnedRecipe:
+    """Return the recipe that the options name, with --guide; raises what `rlhf.cli.choice.Choice.load` does.
+
+    `on_device`: a recipe for a GPU is measured in the container image, as it is trained there; then this never returns.
+    """
     context = click.get_current_context()
     typed = context.get_parameter_source("hw") is ParameterSource.COMMANDLINE
     guide = context.meta.get(_GUIDE, False)
-    return Choice(hw if typed or not directory else None, directory, guide, changes=changes).load()
+    loaded = Choice(hw if typed or not directory else None, directory, guide, changes=changes).load()
+    if on_device:
+        container.enter(loaded, [RESULTS], [])
+    return loaded

@@ -13,6 +13,7 @@ def work(options: dict[str, Any]) -> None:
     """Run one rank."""
     from rlhf import cli
 
+    os.environ |= {"RLHF_RUNTIME": "local"}
     os.chdir(options["folder"])
     sys.argv = ["rlhf", "run", *options["arguments"]]
     cli.main()

@@ -13,6 +13,7 @@ if [ $# -lt 1 ] || [ -z "${HEAD:-}" ] || [ -z "${NODES:-}" ] || [ -z "${DEVICES:
     exit 2
 fi
 
+export RLHF_RUNTIME=local
 if [ -d .venv ]; then PATH="$PWD/.venv/bin:$PATH"; fi
 exec torchrun --nnodes "$NODES" --nproc-per-node "$DEVICES" --rdzv-backend c10d \
     --rdzv-endpoint "$HEAD:${PORT:-29400}" --rdzv-id "rlhf-${SLURM_JOB_ID:-$1}" --max-restarts 0 \

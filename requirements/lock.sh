@@ -3,7 +3,6 @@
 #
 #   cpu.txt      the versions that `make` installs, on a CPU or a GPU
 #   image.txt    the same versions with the hash of every file, CUDA's libraries too: what the container image installs
-#   direct.txt   the ranges themselves, for an image without CUDA
 #
 #   requirements/lock.sh                        after a change in pyproject.toml; pins that still fit stay as they are
 #   requirements/lock.sh --upgrade              take the newest version of everything that the ranges allow
@@ -60,13 +59,3 @@ uv pip compile pyproject.toml --extra gpu --extra tracking --extra wandb --extra
     cat "$new"
 } >"$image"
 echo "$image: $(grep -c == "$image") pins"
-
-python3 - >requirements/direct.txt <<'DIRECT'
-import tomllib
-
-project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = ("gpu", "tracking", "wandb", "trackio", "serve", "math", "tasks")
-print(f"# Made by requirements/lock.sh: the direct dependencies, with the extras {', '.join(extras)}.")
-for line in [*project["dependencies"], *(x for extra in extras for x in project["optional-dependencies"][extra])]:
-    print(line)
-DIRECT

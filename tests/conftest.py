@@ -7,8 +7,7 @@ import subprocess
 
 # Before the first import of torch: results are compared bit by bit, and two threads would fight over small tensors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# `make test` started this, and not the commands that tests start: their messages would be in make's spelling.
-os.environ.pop("RLHF_MAKE", None)
+os.environ["RLHF_RUNTIME"] = "local"  # a command on a recipe for a GPU would start a container
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -105,7 +105,7 @@ def measure(
     Predictions are made after everything is measured: they take minutes of a CPU, in which a GPU would wait. Exit code
     1 where a phase is only predicted or only measured.
     """
-    loaded = options.load(hw, directory, changes)
+    loaded = options.load(hw, directory, changes, on_device=True)
     cuda.set_environment(loaded.recipe)
     with quiet_libraries():
         from bench.memory.measure import beside, pinned_peaks, unmatched

@@ -40,7 +40,7 @@ def content(directory: Path) -> Pinned:
     found = prediction_file.read(directory)
     if found is None:
         file = directory / PREDICTION_FILE
-        raise UserError(no_such("file", file, "`make budgets BENCH_ARGS=--write` pins what is predicted"))
+        raise UserError(no_such("file", file, "`make budgets ARGS=--write` pins what is predicted"))
     return found
 
 

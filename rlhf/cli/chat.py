@@ -26,7 +26,7 @@ HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says thi
 
 @click.command(cls=StrictCommand)
 @RUN
-@chooses_recipe(**RUN_HELP, out=True)
+@chooses_recipe(**RUN_HELP, out=True, on_device=True)
 @click.option(
     "--stage",
     show_default="the recipe's first policy",

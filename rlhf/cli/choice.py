@@ -71,6 +71,13 @@ class Choice:
             say(f"recipe: {loaded.directory} ({note})")  # a launcher's processes leave it to their parent
         return loaded
 
+    def root_of_runs(self) -> Path:
+        """Return the default of --out: `runs`, or a folder in it where weights, data or seed are not the recipe's."""
+        weights = [f"weights-{Path(self.weights).name}"] if self.weights else []
+        data = [f"data-{Path(self.data[0].removesuffix('.gz')).stem}"] if self.data else []
+        seed = [] if self.seed is None else [f"seed-{self.seed}"]
+        return Path("runs", *weights, *data, *seed)
+
     def _check_set_once(self, changes: Changes) -> None:
         """Raise OptionError if --set changes a key that --data or --weights sets."""
         for option, keys in NAMED_BY.items():

@@ -32,7 +32,6 @@ from rlhf.errors import UserError
 from rlhf.files import write_output
 from rlhf.recipe.choices import DataFormat, RatedPairs
 from rlhf.terminal import counted, say, screen
-from rlhf.terminal.make_words import in_make_words
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
@@ -167,7 +166,7 @@ def check_data(
     else:
         _print_check(report)
         for note in [*rows.report.notes, stages_in_words(rows, seed, fraction)]:
-            screen.OUT.print(in_make_words(f"note: {note}"), style="dim")
+            screen.OUT.print(f"note: {note}", style="dim")
     malformed = [*rows.report.malformed, *(heldout_rows.report.malformed if heldout_rows else ())]
     if malformed:
         raise UserError(f"{_named(malformed)}. {REPAIR}")
@@ -204,7 +203,7 @@ def _print_check(report: QualityReport) -> None:
     lines = [(name, value, hint and f"{severity}: {hint}") for name, value, hint, severity in listed]
     absent = ", ".join(line.name for line in table if line.value == "0")
     rows_table("data", ("what", "value", "hint"), [*lines, *([("none found", absent, "")] if absent else [])])
-    screen.OUT.print(in_make_words(flaws_line(report)))
+    screen.OUT.print(flaws_line(report))
 
 
 def flaws_line(report: QualityReport) -> str:

@@ -12,7 +12,6 @@ from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.plan import doctor as examining
 from rlhf.process.libraries import quiet_libraries
 from rlhf.terminal import screen
-from rlhf.terminal.make_words import in_make_words
 
 STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
@@ -35,7 +34,7 @@ def doctor(choice: Choice, out: Path) -> None:
     width = max(len(check.name) for check in found)
     for check in found:
         way_out = f": {check.way_out}" if check.way_out else ""
-        line = in_make_words(f"{check.name:<{width}}  {check.found}{way_out}")
+        line = f"{check.name:<{width}}  {check.found}{way_out}"
         screen.OUT.print(Text.assemble((f"{check.state:<7}", STYLES[check.state]), f"  {line}"), soft_wrap=True)
     missing = [check.name for check in found if check.state == "missing"]
     if missing:

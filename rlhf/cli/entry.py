@@ -8,7 +8,6 @@ from rlhf.cli import (
     compare,
     doctor,
     new,
-    paths,
     plan,
     rate,
     recipes,
@@ -29,13 +28,6 @@ from rlhf.cli.overview import Overview, add_examples
 
 @click.group(cls=Overview, context_settings=HELP_SETTINGS)
 @click.version_option(__version__)
-@click.option(
-    "--paths",
-    is_flag=True,
-    callback=paths.keep,
-    expose_value=False,
-    help="Run nothing; print the files and folders that the command reads and writes, for its container.",
-)
 def cli() -> None:
     """Reproducible RLHF on one GPU: SFT, reward model, PPO, RLOO, GRPO, DPO and KTO from a recipe.
 

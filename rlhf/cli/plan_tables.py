@@ -1,6 +1,7 @@
 """Tables of a plan on the console, or the plan as JSON."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 import click
@@ -16,7 +17,7 @@ from rlhf.plan.predict import card_needed_bytes
 from rlhf.plan.published_figures import ComparedFigure
 from rlhf.plan.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, TrainingName, as_yaml, totals
-from rlhf.terminal import make_words, screen
+from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb
 
@@ -213,7 +214,7 @@ def answer(plan: Plan) -> str:
         untimed = [stage for stage, planned in plan.stages.items() if planned.no_time]
         without = f" without {', '.join(untimed)}" if untimed else ""
         parts.append(f"projected hours{of}{without}: {hours}" + (f", {cost}" if cost != "-" else ""))
-    return make_words.in_make_words(". ".join(parts))
+    return ". ".join(parts)
 
 
 def hints(plan: Plan) -> list[str]:
@@ -230,7 +231,7 @@ def hints(plan: Plan) -> list[str]:
     ]
     if plan.price_per_hour is None and any(planned.time for planned in plan.stages.values()):
         lines.append("--price, dollars for an hour of a card, adds the cost")
-    return [make_words.in_make_words(line) for line in lines]
+    return lines
 
 
 def show(plan: Plan, as_json: bool, buying: BreakEven | None = None) -> None:
@@ -260,7 +261,7 @@ def show(plan: Plan, as_json: bool, buying: BreakEven | None = None) -> None:
     for line in time_lines(plan):
         screen.OUT.print(line, style="dim")
     if buying:
-        screen.OUT.print(make_words.in_make_words(buying.in_words()))
+        screen.OUT.print(buying.in_words())
     if on_card:
         screen.OUT.print("These are predictions; docs/memory.md says how near they came on cards.", style="dim")
     for line in hints(plan):
@@ -351,8 +352,8 @@ def show_fits(
         return
     chain = "for every stage alike, so that they build on each other" if len(settings.stages) > 1 else "to be set"
     screen.OUT.print(f"{chain}:")
-    pairs = [f"{key}={as_yaml(value)}" for key, value in changes.items()]
-    screen.OUT.print(f"  {make_words.settings(pairs)}", soft_wrap=True)
+    words = [f"--set {shlex.quote(f'{key}={as_yaml(value)}')}" for key, value in changes.items()]
+    screen.OUT.print(f"  {' '.join(words)}", soft_wrap=True)
     if hours:
         before, after = hours
         screen.OUT.print(f"projected hours of training: {before:.2f} as the recipe is, {after:.2f} with these settings")

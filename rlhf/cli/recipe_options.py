@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from rlhf import recipe as recipes
-from rlhf.cli import paths
+from rlhf.cli import container
 from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
-from rlhf.cli.options import SEED, RunsFolder, WholeNumber, existing_root, typed_options
+from rlhf.cli.options import SEED, OutputFile, RunsFolder, WholeNumber, existing_root, typed_options
 from rlhf.cli.run_argument import AMONG_OTHERS, OF_THE_RUN, RUN, run_among
 from rlhf.errors import OptionError
 from rlhf.recipe import Recipe
@@ -22,6 +22,7 @@ from rlhf.run.named import NamedRun
 Command = Callable[..., None]
 HARDWARE = "Take the default recipe of this hardware; `rlhf recipes` lists both. This or --recipe must be given."
 GUIDE = "With --hw: take the version that keeps the settings of a published guide, where there is one."
+OUT = "Root of all runs. [default: runs, or a folder in it where --weights, --data or --seed is given]"
 SET_HELP = "Change a key of the recipe. May be repeated."
 TRAINING_HELP = {
     "data": "Train on this file instead of the recipe's data. May be repeated.",
@@ -78,11 +79,13 @@ def chooses_recipe(
     seed: str | None = None,
     hw: str = HARDWARE,
     out: bool = False,
+    on_device: bool = False,
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds the options naming a recipe; the command gets them as one argument, `choice`.
 
     The arguments are the help texts of --data, --weights, --set, --seed and --hw; an option without a text is left out.
-    `out` adds --out, which the command gets as an argument of its own.
+    `out` adds --out, which the command gets as an argument of its own; its default says what is not the recipe's.
+    `on_device`: the command computes on the recipe's device, so that it may run in the container image.
     """
     options: list[Callable[[Command], Command]] = [
         click.option(
@@ -106,7 +109,7 @@ def chooses_recipe(
         options.append(click.option("--weights", metavar="random|DIR|FILE.gguf", help=weights))
     if out:
         root = RunsFolder(path_type=Path)
-        options.append(click.option("--out", default="runs", type=root, show_default=True, help="Root of all runs."))
+        options.append(click.option("--out", type=root, help=OUT))
     if changes:
         options.append(
             click.option(
@@ -115,14 +118,14 @@ def chooses_recipe(
         )
     if seed:
         options.append(click.option("--seed", type=SEED, metavar="N", help=seed))
-    options.append(RECIPES)
+    options += [RECIPES, container.OPTION] if on_device else [RECIPES]
     texts = {"data": data, "weights": weights, "changes": changes, "seed": seed}
     names = [field.name for field in fields(Choice) if texts.get(field.name, True) and field.name != "run"]
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def with_choice(**values: Any) -> None:
-            _call(command, names, values)
+            _call(command, names, values, on_device)
 
         decorated: Command = with_choice
         for option in reversed(options):
@@ -132,7 +135,7 @@ def chooses_recipe(
     return decorate
 
 
-def _call(command: Command, names: Sequence[str], values: dict[str, Any]) -> None:
+def _call(command: Command, names: Sequence[str], values: dict[str, Any], on_device: bool) -> None:
     """Call a command with its choice, whose parts have these `names`, and with the root of the run that was named."""
     choice = Choice(**{name: values.pop(name) for name in names})
     run, values = _run_of(values, alone=not (choice.hw or choice.directory or choice.data))
@@ -140,10 +143,20 @@ def _call(command: Command, names: Sequence[str], values: dict[str, Any]) -> Non
         _refuse_settings(run, [name for name in OF_THE_RUN if name in (*names, "out")])
         choice = replace(choice, run=run)
         values |= {"out": run.out} if "out" in values else {}
-    if paths.asked_for():
-        paths.show(choice, values)
-    else:
-        command(choice=choice, **values)
+    elif values.get("out", "") is None:
+        values["out"] = choice.root_of_runs()
+    if on_device:
+        written = [values["out"]] * ("out" in values) + _folders_of_outputs(values)
+        named = [part for value in values.values() for part in (value if isinstance(value, tuple) else (value,))]
+        read = [choice.directory, choice.weights, *choice.data, recipes_root(), *named]
+        container.enter(choice.load(quiet=True), written, read, values.get("port"))
+    command(choice=choice, **values)
+
+
+def _folders_of_outputs(values: dict[str, Any]) -> list[Path]:
+    """Return the folders of the files that the running command writes."""
+    outputs = (p.name for p in click.get_current_context().command.params if isinstance(p.type, OutputFile))
+    return [file.parent for name in outputs if name and (file := values.get(name))]
 
 
 def _run_of(values: dict[str, Any], alone: bool) -> tuple[NamedRun | None, dict[str, Any]]:

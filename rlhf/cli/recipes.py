@@ -43,7 +43,7 @@ def list_recipes(show: Path | None) -> None:
 
 
 @click.command(cls=StrictCommand)
-@chooses_recipe(changes=SET_HELP)
+@chooses_recipe(changes=SET_HELP, on_device=True)
 def fetch(choice: Choice) -> None:
     """Download and check a recipe's pinned model and data.
 

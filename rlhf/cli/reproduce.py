@@ -24,7 +24,7 @@ CONTINUES = "the same command continues: finished stages are kept, the interrupt
 
 
 @click.command(cls=StrictCommand)
-@chooses_recipe(**TRAINING_HELP, out=True)
+@chooses_recipe(**TRAINING_HELP, out=True, on_device=True)
 @click.option("--seeds", metavar="LIST", default="0,1,2", show_default=True, help="Seeds, separated by commas.")
 @click.option(
     "--until",

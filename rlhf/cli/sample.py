@@ -44,7 +44,7 @@ def policies(context: click.Context, parameter: click.Parameter, typed: str) -> 
 
 @click.command(cls=StrictCommand)
 @RUN
-@chooses_recipe(**RUN_HELP, out=True)
+@chooses_recipe(**RUN_HELP, out=True, on_device=True)
 @click.option(
     "--prompts",
     required=True,

@@ -22,7 +22,7 @@ SHORT = 60  # characters of a text in the table
 
 @click.command(cls=StrictCommand)
 @click.argument("files", nargs=-1, metavar="[RUN] [FILES]...", type=click.Path(path_type=Path), callback=existing_files)
-@chooses_recipe(**RUN_HELP, out=True)
+@chooses_recipe(**RUN_HELP, out=True, on_device=True)
 @click.option("--prompt", metavar="TEXT", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="Answer to --prompt. May be repeated.")
 @click.option("--to", type=OUTPUT, metavar="FILE", help="JSON lines file to write the scores to.")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from rlhf.cli import container
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import OneOf, StrictCommand, WholeNumber
 from rlhf.cli.recipe_options import REUSE, RUN_HELP, chooses_recipe
@@ -38,11 +39,15 @@ class Serve(StrictCommand):
 
 @click.command(cls=Serve)
 @RUN
-@chooses_recipe(**RUN_HELP, out=True)
+@chooses_recipe(**RUN_HELP, out=True, on_device=True)
 @REUSE
 @click.option("--engine", type=OneOf(ENGINES), help="Server to start. [default: vllm if it is installed]")
 @click.option(
-    "--host", metavar="NAME", default="127.0.0.1", show_default=True, help="Address to listen on; clients need no key."
+    "--host",
+    metavar="NAME",
+    default=lambda: "0.0.0.0" if container.INSIDE in os.environ else "127.0.0.1",  # a container publishes it here alone
+    show_default="127.0.0.1",
+    help="Address to listen on; clients need no key.",
 )
 @click.option(
     "--port", default=8000, show_default=True, type=WholeNumber(1, 65535), metavar="N", help="Port to listen on."

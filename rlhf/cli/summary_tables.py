@@ -15,7 +15,6 @@ from rlhf.run.evidence import HELDOUT_PROMPTS, gains_over_start, of_prompts
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
 from rlhf.terminal import screen, wording
-from rlhf.terminal.make_words import in_make_words
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import estimate, number, without_ends
 
@@ -55,7 +54,7 @@ def summary_table(summary: Summary) -> None:
     for one in gains:
         style = {"good": "green", "bad": "red"}.get(one.kind, "")
         text = f"{one.title}: {one.name} {number(one.start)} → {number(one.end)}, {one.in_words()}"
-        screen.OUT.print(in_make_words(text), style=style)
+        screen.OUT.print(text, style=style)
     gain = next((one for one in gains if one.stage == summary.stage), None)
     if findings := [name for name in summary.findings or () if not watch.refuted(name, gain)]:
         screen.OUT.print(f"findings: {', '.join(findings)} (findings.jsonl has settings to try)")

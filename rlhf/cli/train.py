@@ -1,6 +1,7 @@
 """`rlhf run`: one stage of a recipe."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import click
 
 from rlhf import terminal
-from rlhf.cli import chain, next_steps, report
+from rlhf.cli import chain, report
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE, OneOf, StrictCommand
 from rlhf.cli.recipe_options import REUSE, TRAINING_HELP, chooses_recipe
@@ -18,8 +19,8 @@ from rlhf.observe import tracking, watch
 from rlhf.process import children, cuda, distributed, endings, launching
 from rlhf.process import task as tasks
 from rlhf.process.task import Task
-from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.recipe.stages import EVALUATE, MERGE, POLICIES, PRETRAIN, STAGES, PolicyName
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
+from rlhf.recipe.stages import EVALUATE, MERGE, POLICIES, PRETRAIN, SFT, STAGES, PolicyName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
 from rlhf.run.named import named_run
@@ -68,7 +69,9 @@ def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path
 )
 @click.argument("stage", type=OneOf(STAGES), metavar="STAGE")
 @click.argument("more_data", nargs=-1, metavar="[RUN]")  # further files in `--data a.jsonl b.jsonl`
-@chooses_recipe(**TRAINING_HELP | {"data": DATA_HELP}, seed="Seed to use instead of the recipe's.", out=True)
+@chooses_recipe(
+    **TRAINING_HELP | {"data": DATA_HELP}, seed="Seed to use instead of the recipe's.", out=True, on_device=True
+)
 @click.option(
     "--with-parents", is_flag=True, help="First run the stages that this one builds on, unless they are finished."
 )
@@ -148,8 +151,21 @@ def run(
     path = run_task(task, loaded)
     if path is not None and not children.part_of_command():
         targets_table([s for name in STAGES if (s := read_summary(path.parent / name))], price)
-        next_steps.show(path, loaded.recipe)
+        _show_next(stage, path, loaded.recipe)
         report.after_run(path.parent, price)
+
+
+def _show_next(stage: StageName, path: Path, recipe: Recipe) -> None:
+    """Print what may follow a finished stage in `path`: commands on its run, which has all settings."""
+    of_run, of_stage = shlex.quote(str(path.parent)), shlex.quote(str(path))
+    if stage in (SFT, MERGE, *POLICIES):
+        screen.OUT.print(f"next: rlhf chat {of_stage}", style="dim", soft_wrap=True)
+    if stage in POLICIES:
+        screen.OUT.print(f"next: rlhf run {EVALUATE} {of_run}", style="dim", soft_wrap=True)
+    if stage == EVALUATE and recipe.merge:
+        screen.OUT.print(f"next: rlhf run {MERGE} {of_run}", style="dim", soft_wrap=True)
+    if stage == MERGE:
+        screen.OUT.print(f"next: rlhf serve {of_run}", style="dim", soft_wrap=True)
 
 
 def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:

@@ -14,7 +14,6 @@ from rlhf.run import other_settings
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import MANIFEST, REMAKING
 from rlhf.run.records import Manifest
-from rlhf.terminal.make_words import run_word
 
 _MERGED = "merge.stage"  # the key that says which policy is merged
 MOST_NAMED = 4  # runs in a message
@@ -62,7 +61,7 @@ def runs_below(path: Path) -> list[Path]:
 
 def _named_below(runs: Sequence[Path]) -> str:
     """Return the first of several run directories in words, as they are to be named."""
-    named = ", ".join(run_word(str(run)) for run in runs[:MOST_NAMED])
+    named = ", ".join(str(run) for run in runs[:MOST_NAMED])
     more = f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
     return f"{named}{more}; name {'one of them' if len(runs) > 1 else 'it'}"
 

@@ -3,8 +3,6 @@
 import sys
 from contextlib import suppress
 
-from rlhf.terminal.make_words import in_make_words
-
 LONGEST_LINE = 2000  # characters of a message
 LONGEST_COMMAND = 500  # characters of a command in it
 EXCERPT = 300  # characters of what another program says within one
@@ -53,7 +51,7 @@ def counted(number: int, noun: str) -> str:
 def say(text: str) -> None:
     """Write one line to stderr. A stderr that is gone, such as that of a closed terminal, is not an error."""
     with suppress(OSError, ValueError):
-        print(one_line(in_make_words(text)), file=sys.stderr, flush=True)
+        print(one_line(text), file=sys.stderr, flush=True)
 
 
 def prints(character: str) -> bool:

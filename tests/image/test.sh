@@ -73,7 +73,7 @@ build() { # build EXTRA...
     base=$(base)
     if [ -n "$base" ]; then command+=(--build-arg BASE="$base"); fi
     if [ -z "$cuda" ]; then
-        command+=(--build-arg PIP_INSTALL='-c requirements/cpu.txt -r requirements/direct.txt'
+        command+=(--build-arg PIP_INSTALL='-c requirements/cpu.txt .[gpu,math,serve,tracking]'
             --build-arg PIP_ARGS="$pip_args")
     fi
     command+=(--build-arg COMMIT="$(git rev-parse HEAD 2>/dev/null || echo unknown)" -t "$tag" "$@" .)

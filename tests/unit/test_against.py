@@ -336,7 +336,7 @@ def test_variables_of_make_do_not_reach_the_setup_of_the_other_side(repository, 
     repository("add", ".")
     repository("commit", "--quiet", "--message", "Makefile")
     (tmp_path / checkout.LOCK).write_text("torch==3\n")
-    monkeypatch.setenv("MAKEFLAGS", " -- REV=HEAD BENCH_ARGS=--short")
+    monkeypatch.setenv("MAKEFLAGS", " -- REV=HEAD ARGS=--short")
     monkeypatch.setenv("MAKELEVEL", "1")
     side = checkout.unpack("HEAD", tmp_path, tmp_path / "into")
     assert side.python == str(side.root / ".venv/bin/python")

@@ -15,7 +15,7 @@ from rlhf.plan.fit import Fit
 from rlhf.plan.plan import Plan, PlannedPhase, PlannedStage, StageTime, server_bytes
 from rlhf.recipe import StageName
 from rlhf.rollout.vllm_command import start_command
-from rlhf.terminal import make_words, screen
+from rlhf.terminal import screen
 from tests.unit.plans import SFT, Known, planned, planned_stage
 
 ROOT = Path(__file__).parents[2]
@@ -43,12 +43,6 @@ def test_nothing_fits_where_one_stage_does_not():
 def test_the_price_is_asked_for_where_it_would_make_a_cost():
     assert tables.hints(made(20.0))[0].startswith("--price")
     assert not [line for line in tables.hints(made(20.0, price=2.5)) if "--price" in line]
-
-
-def test_hints_have_make_s_words_under_make(monkeypatch):
-    monkeypatch.setenv(make_words.STARTED, "make")
-    (price,), fastest = tables.hints(made(11.0)), tables.answer(made(11.0))
-    assert price.startswith("PRICE, dollars") and "; FIT=card looks for" in fastest and "--" not in price + fastest
 
 
 def full(cost: float | None = None, fits: bool = False) -> Plan:
