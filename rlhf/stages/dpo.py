@@ -5,10 +5,11 @@ which a policy starts without SFT, has B = 0: its copy is the base.
 Loss: -log σ(β [(log π(y_c) - log π_ref(y_c)) - (log π(y_r) - log π_ref(y_r))]), or another one of TRL's (`loss_type`).
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from trl import DPOConfig, DPOTrainer
 
 from rlhf.data.corpus import Corpus
@@ -27,6 +28,7 @@ from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
 from rlhf.stages.supervised.policy import log_ratios, measure_against_start, policy_at_its_start
+from rlhf.stages.supervised.step_means import ROWS, StepMeans
 from rlhf.stages.supervised.trainer import EncodedRowsTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
 from rlhf.terminal.progress import working
@@ -69,6 +71,7 @@ def _fit(
         train_dataset=rows_to_dataset([_row(pair) for pair in pairs.training]),
         eval_dataset=rows_to_dataset([_row(pair) for pair in pairs.validation]) if pairs.validation else None,
         processing_class=tokenizer.hf,
+        sft_weight=options.sft_weight,
     )
     weights = train(trainer, run, telemetry, pairs.lengths(), pairs=True)
     save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
@@ -98,8 +101,28 @@ def preference_accuracy(
     return accuracy(chosen - rejected)
 
 
-class _Trainer(EncodedRowsTrainer, DPOTrainer):
+class _Trainer(StepMeans, EncodedRowsTrainer, DPOTrainer):
     """TRL's trainer with the changes of a run."""
+
+    OVER: ClassVar = {
+        "entropy": "tokens",
+        "logits/chosen": "chosen",
+        "logits/rejected": "rejected",
+        "mean_token_accuracy": "chosen",
+    }
+
+    def __init__(self, sft_weight: float, **options: Any):
+        super().__init__(**options)
+        self.sft_weight = sft_weight
+
+    def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+        chosen, rejected = inputs["completion_mask"][:, 1:].chunk(2)
+        tokens = {"chosen": chosen.sum().item(), "rejected": rejected.sum().item()}
+        return {ROWS: len(chosen), "tokens": sum(tokens.values()), **tokens}
+
+    def weigh(self, inputs: Mapping[str, Tensor]) -> None:
+        if self.sft_weight:  # TRL's term is a mean over the micro-batch's tokens, and its loss is weighed by rows
+            self.loss_weights[1] = self.sft_weight * self.share(inputs, "chosen") / self.share(inputs, ROWS)
 
 
 def _row(pair: EncodedPair) -> dict[str, list[int]]:

@@ -7,10 +7,11 @@ With z the mean of log π(y'|x) - log π_ref(y'|x) over answers y' to other prom
 
 import itertools
 import random
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 from trl import KTOConfig, KTOTrainer
 
 from rlhf.data.corpus import Corpus
@@ -27,6 +28,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.policy import log_ratios, measure_against_start, policy_at_its_start
+from rlhf.stages.supervised.step_means import ROWS, StepMeans
 from rlhf.stages.supervised.trainer import EncodedRowsTrainer
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
 from rlhf.terminal import counted, say
@@ -122,19 +124,51 @@ def _fit(
     distributed.barrier()  # every rank reads the adapter
 
 
-class _Trainer(EncodedRowsTrainer, KTOTrainer):
+class _Trainer(StepMeans, EncodedRowsTrainer, KTOTrainer):
     """TRL's trainer with the changes of a run."""
+
+    OVER: ClassVar = {
+        "entropy": "tokens",
+        **{f"{name}/chosen": "good" for name in ("rewards", "logps")},
+        **{f"{name}/rejected": "bad" for name in ("rewards", "logps")},
+        "logits/chosen": "good_tokens",
+        "logits/rejected": "bad_tokens",
+    }
+
+    def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+        good, tokens = inputs["label"].bool(), inputs["completion_mask"][:, 1:].sum(1)
+        kinds = {"good": good.sum().item(), "bad": (~good).sum().item()}
+        of_kinds = {"good_tokens": tokens[good].sum().item(), "bad_tokens": tokens[~good].sum().item()}
+        return {ROWS: len(good), "tokens": tokens.sum().item(), **kinds, **of_kinds}
+
+    def of_step(self, values: dict[str, float]) -> None:
+        """Set the margin of a step, in which a micro-batch may have had answers of one kind alone."""
+        sides = values.get("rewards/chosen"), values.get("rewards/rejected")
+        if sides[0] is not None and sides[1] is not None:
+            values["rewards/margins"] = sides[0] - sides[1]
 
 
 def _encode(tokenizer: DialogueTokenizer, rows: Sequence[Example], options: Kto) -> tuple[list[Judged], dict[str, int]]:
-    """Return judged answers as token ids, and counts of what was cut. Raises UserError where none is left."""
+    """Return judged answers as token ids, and counts of what was cut.
+
+    Answers are left out, and counted, that lose their text, and good and bad ones that become the same tokens: what
+    tells them apart was cut off. Raises UserError where none is left.
+    """
     with working("encoding answers"):
         texts = [(row.prompt, row.response) for row in rows]
         encoded, counts = tokenizer.encode(texts, options.max_prompt_length, options.max_length)
-    judged = [Judged(ids, bool(row.good)) for ids, row in zip(encoded, rows, strict=True) if ids]
-    if not judged:
-        raise UserError("kto: no answer fits below kto.max_length; raise it or lower kto.max_prompt_length")
-    return judged, {**counts, "answers_dropped": len(rows) - len(judged)}
+    whole = [(Judged(ids, bool(row.good)), row.response) for ids, row in zip(encoded, rows, strict=True) if ids]
+    judgements: dict[str, dict[str, bool]] = {}  # the answers that became the same tokens after the same prompt
+    for judged, text in whole:
+        judgements.setdefault(str(judged.row), {})[text] = judged.good
+    kept = [judged for judged, _ in whole if len({*judgements[str(judged.row)].values()}) == 1]
+    if not kept:
+        raise UserError(
+            f"kto: no answer of {len(rows):,} is left: within kto.max_length {len(rows) - len(whole):,} lose their "
+            f"text and {len(whole):,} become equal, good and bad; raise it or lower kto.max_prompt_length"
+        )
+    counts |= {"answers_dropped": len(rows) - len(whole), "answers_equal": len(whole) - len(kept)}
+    return kept, dict(counts)
 
 
 def _rows(rows: Sequence[Judged], batch_size: int, part: str, more: str) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ ranking loss of torch.nn.MarginRankingLoss.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
-from rlhf.stages.supervised.trainer import RunTrainer
+from rlhf.stages.supervised.step_means import ROWS, StepMeans
 from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
 from rlhf.terminal.progress import working
 
@@ -136,24 +136,30 @@ def _scores(
     return chosen, rejected
 
 
-class _Trainer(RunTrainer, RewardTrainer):
-    """TRL's trainer with the changes of a run.
+class _Ranking(RewardTrainer):
+    """TRL's trainer with the margin ranking loss in place of its own, where there is a `ranking_margin`."""
 
-    With a `ranking_margin` the loss is the margin ranking loss and not TRL's; the metrics stay TRL's.
-    """
+    ranking_margin: float | None = None
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)  # type: ignore[no-untyped-call]
+        if self.ranking_margin is not None:
+            chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
+            loss = margin_ranking_loss(chosen, rejected, self.ranking_margin)
+        return (loss, outputs) if return_outputs else loss
+
+
+class _Trainer(StepMeans, _Ranking):
+    """TRL's trainer with the changes of a run."""
 
     def __init__(self, ranking_margin: float | None, **options: Any):
         super().__init__(**options)
         self.ranking_margin = ranking_margin
 
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-        if self.ranking_margin is not None:
-            chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
-            loss = margin_ranking_loss(chosen, rejected, self.ranking_margin)
-        return (loss, outputs) if return_outputs else loss
+    def counts(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        return {ROWS: len(inputs["input_ids"]) // 2}
 
 
 def _row(pair: EncodedPair) -> dict[str, object]:

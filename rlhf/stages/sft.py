@@ -1,9 +1,8 @@
 """Supervised fine-tuning: LoRA on the base, loss on response tokens only, with TRL's SFTTrainer."""
 
 import math
-import operator
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from peft import PeftModel
@@ -30,11 +29,9 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.forward import IGNORED
-from rlhf.stages.supervised.trainer import RunTrainer
+from rlhf.stages.supervised.step_means import ROWS, StepMeans
 from rlhf.stages.supervised.training import arguments, best_step_metric, rows_to_dataset, train
 from rlhf.terminal.progress import working
-
-PER_TOKEN = ("entropy", "mean_token_accuracy")  # of TRL's metrics
 
 
 class _Rows(NamedTuple):
@@ -95,35 +92,24 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     return Result(metrics, telemetry.costs(), examples(prompts, answers))
 
 
-class _Trainer(RunTrainer, SFTTrainer):
-    """TRL's trainer with the changes of a run, and with means over the tokens of a step, as its loss is one.
+class _Trainer(StepMeans, SFTTrainer):
+    """TRL's trainer with the changes of a run."""
 
-    TRL logs the mean of what it found in each micro-batch, where a token counts for more if the others are few.
-    """
-
-    _token_counts: tuple[float, ...] = ()  # of the micro-batches of a step so far
+    OVER: ClassVar = {"entropy": "tokens", "mean_token_accuracy": "tokens"}
 
     def __init__(self, perplexity: Callable[[], float], **options: Any):
         super().__init__(**options)
         self.perplexity = perplexity
+
+    def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+        labels = inputs["labels"]
+        return {ROWS: len(labels), "tokens": (labels[:, 1:] != IGNORED).sum().item()}
 
     def evaluation_loop(self, dataloader: Any, *_: Any, **__: Any) -> EvalLoopOutput:
         """Return the loss over the tokens of all validation rows; the library's is a mean of batches' means."""
         value = self.perplexity()
         metrics = {"eval_loss": math.log(value), "eval_perplexity": value}
         return EvalLoopOutput(None, None, metrics, num_samples=len(dataloader.dataset))  # type: ignore[arg-type]
-
-    def compute_loss(self, model: Any, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
-        count = (inputs["labels"][:, 1:] != IGNORED).sum()
-        self._token_counts += (float(self.accelerator.gather_for_metrics(count).sum()),)
-        if self.accelerator.sync_gradients:  # the step ends
-            counts, self._token_counts = self._token_counts, ()
-            for name in PER_TOKEN if len(counts) > 1 else ():
-                values = self._metrics["train"][name]
-                found = sum(map(operator.mul, values[-len(counts) :], counts)) / max(sum(counts), 1)
-                values[-len(counts) :] = [found]
-        return loss
 
 
 def _encoded_rows(run: StageRun, tokenizer: DialogueTokenizer, demonstrations: Split[Example]) -> _Rows:

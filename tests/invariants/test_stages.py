@@ -35,7 +35,7 @@ from rlhf.recipe.schema import Dpo
 from rlhf.recipe.stages import GROUPS
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.stages import sft
+from rlhf.stages import kto, sft
 from rlhf.stages.online import role_passes, session
 from rlhf.stages.online.train_state import TrainState
 from tests.helpers import beside, content_of, grouped, noted, run_stages, small, undefined_metrics
@@ -468,6 +468,37 @@ def test_cut_pairs_are_counted_and_a_pair_without_a_response_is_dropped(tokenize
     assert kept[1][1].response[-1] != tokenizer.eos_id
 
 
+SAME = "one two three four five six seven eight"
+
+
+@pytest.mark.parametrize("kind", ["rm", "dpo", "kto"])
+def test_what_is_equal_after_cutting_is_left_out_and_counted(tokenizer, kind):
+    """Both sides would be the same tokens: gradients of rounding noise, from which AdamW makes whole steps."""
+    pairs = [pair("Hello", f"{SAME} nine.", f"{SAME} ten."), pair("Hello", "Yes.", "No.")]
+    start = len(tokenizer.encode([(pairs[0].prompt, "x")], 999, 999)[0][0].prompt)
+    room: Any = SimpleNamespace(max_prompt_length=start, max_length=start + 6)
+
+    def encoded(rows: list[PreferencePair]) -> tuple[Any, dict[str, int]]:
+        if kind != "kto":
+            return encode_pairs(tokenizer, rows, room)[:2]
+        sides = [(row, text, good) for row in rows for text, good in ((row.chosen, True), (row.rejected, False))]
+        return kto._encode(
+            tokenizer, [Example(row.prompt, text, "here:1", good=good) for row, text, good in sides], room
+        )
+
+    kept, counts = encoded(pairs)
+    assert len(kept) == (2 if kind == "kto" else 1)
+    assert counts["answers_equal" if kind == "kto" else "pairs_equal"] == (2 if kind == "kto" else 1)
+    with pytest.raises(UserError, match=r"max_length.*equal"):
+        encoded(pairs[:1])
+
+
+def test_an_answer_that_people_judged_both_ways_is_kept(tokenizer):
+    rows = [Example((Message("user", "Hello"),), "Yes.", "here:1", good=good) for good in (True, False, True)]
+    room: Any = SimpleNamespace(max_prompt_length=99, max_length=99)
+    assert len(kto._encode(tokenizer, rows, room)[0]) == 3
+
+
 @pytest.mark.parametrize("stage", ["rm", "dpo"])
 def test_a_stage_trains_on_rows_within_its_limits_and_records_the_cuts(trained, tokenizer, tmp_path, stage):
     loaded = small(**{f"{stage}__max_length": 30, f"{stage}__max_prompt_length": 24})
@@ -490,8 +521,8 @@ def test_dpo_cuts_completions_to_their_own_limit(trained, tmp_path):
     assert max(len(ids) for ids in responses) == 6
     cuts = content_of(tmp_path / ROOT / "dpo" / "manifest.json")["cuts"]["train"]
     eos = trainer.processing_class.eos_token_id
-    assert cuts["responses_cut"] == sum(ids[-1] != eos for ids in responses) > 0
-    assert cuts["prompts_cut"] == 0
+    assert cuts["responses_cut"] == sum(ids[-1] != eos for ids in responses) + 2 * cuts["pairs_equal"] > 0
+    assert cuts["prompts_cut"] == 0 < cuts["pairs_equal"]
 
 
 # -- the optimizer -----------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ class LengthBuckets(Sampler[int]):
     """Sampler in which rows of similar length share an optimizer's batch; the batches come in random order.
 
     The order is a function of seed and epoch. Micro-batches are slices of such a batch, shortest rows first, so that
-    their size changes no result, except in a short last batch of the reward model and DPO, where TRL averages the means
-    of unequal micro-batches. transformers' own grouping orders each of its large windows from long rows to short
+    their size changes no result. transformers' own grouping orders each of its large windows from long rows to short
     ones, so that training always ends on the shortest.
     """
 

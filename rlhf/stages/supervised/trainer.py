@@ -139,15 +139,19 @@ class RunTrainer(Trainer):
         if distributed.world() == 1:
             return super().evaluation_loop(*args, **kwargs)
         self.trained_model.eval()
-        rows: Any = self.eval_dataset
-        batch_size, total = self.args.per_device_eval_batch_size, 0.0
-        for start in range(0, len(rows), batch_size):
-            batch = [rows[i] for i in range(start, min(start + batch_size, len(rows)))]
+        total, count = 0.0, 0
+        for batch in self.evaluated_batches():
             loss, *_ = self.prediction_step(self.trained_model, self.data_collator(batch), prediction_loss_only=True)
             assert loss is not None
-            total += loss.item() * len(batch)
-        metrics = {"eval_loss": total / len(rows)}
-        return EvalLoopOutput(None, None, metrics, num_samples=len(rows))  # type: ignore[arg-type]
+            total, count = total + loss.item() * len(batch), count + len(batch)
+        return EvalLoopOutput(None, None, {"eval_loss": total / count}, num_samples=count)  # type: ignore[arg-type]
+
+    def evaluated_batches(self) -> Iterator[list[Any]]:
+        """Yield the validation rows in batches of one process."""
+        rows: Any = self.eval_dataset
+        size = self.args.per_device_eval_batch_size
+        for start in range(0, len(rows), size):
+            yield [rows[i] for i in range(start, min(start + size, len(rows)))]
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         """Take the steps of an epoch; none after the last step, which a resumed run may have taken in the middle of it.
