@@ -58,6 +58,19 @@ def test_prompts_lose_their_oldest_tokens_and_keep_bos(tokenizer):
     assert (len(ids[0]), cut) == (20, 1)
 
 
+@pytest.mark.parametrize("bos", [True, False])
+def test_of_a_prompt_that_is_cut_its_last_tokens_stay(bos):
+    """The question stands at the end, and behind it what begins an answer."""
+    hf = tokenize.train(TEXTS, 300)
+    if not bos:
+        hf.bos_token = None
+    whole, cut = (DialogueTokenizer(hf, "hh").encode_prompts([LONG], length)[0][0] for length in (999, 12))
+    assert cut == [*whole[:bos], *whole[bos - 12 :]]
+    assert hf.decode(cut).endswith("is the capital?\n\nAssistant:")
+    (row,), _ = DialogueTokenizer(hf, "hh").encode([(LONG, "Paris.")], 12, 64)
+    assert row and row.prompt == cut
+
+
 @pytest.mark.parametrize("template", ["hh", "plain", "chat"])
 def test_a_response_is_cut_at_the_eos_that_its_text_holds_and_that_is_counted(template):
     hf = tokenize.train(TEXTS, 300)

@@ -1,0 +1,1 @@
+"""Faults that a test must find."""
