@@ -9,12 +9,13 @@ import subprocess
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["RLHF_RUNTIME"] = "local"  # a command on a recipe for a GPU would start a container
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from rlhf.plan import predict as predicting
 from rlhf.plan.predict import Predictor
@@ -128,14 +129,35 @@ def as_in_a_worker() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Root of a finished small chain up to the reward model; tests only read it."""
-    out = tmp_path_factory.mktemp("trained")
-    run_stages(small(), out, "pretrain", "sft", "rm")
-    return out
+    return made_once(tmp_path_factory, "trained", lambda out: run_stages(small(), out, "pretrain", "sft", "rm"))
+
+
+@pytest.fixture(scope="session")
+def chain(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Root of the whole finished chain, PPO, DPO, their evaluation and the merge too; tests only read it."""
+
+    def make(out: Path) -> None:
+        run_stages(small(), beside(trained, out, "pretrain", "sft", "rm"), "ppo", "dpo", "evaluate", "merge")
+
+    return made_once(tmp_path_factory, "chain", make)
 
 
 @pytest.fixture(scope="session")
 def evaluated(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run directory of that chain with PPO and an evaluation; tests only read it."""
-    out = beside(trained, tmp_path_factory.mktemp("evaluated"), "pretrain", "sft", "rm")
-    run_stages(small(), out, "ppo", "evaluate")
-    return out / "cpu-tiny" / "v1"
+    """Run directory of the small chain with PPO and an evaluation; tests only read it."""
+
+    def make(out: Path) -> None:
+        run_stages(small(), beside(trained, out, "pretrain", "sft", "rm"), "ppo", "evaluate")
+
+    return made_once(tmp_path_factory, "evaluated", make) / "cpu-tiny" / "v1"
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that one of the processes of a test run makes, for all of them."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.with_suffix(".done").exists():
+            make(folder)
+            folder.with_suffix(".done").touch()
+    return folder

@@ -66,7 +66,7 @@ def test_of_a_prompt_that_is_cut_its_last_tokens_stay(bos):
         hf.bos_token = None
     whole, cut = (DialogueTokenizer(hf, "hh").encode_prompts([LONG], length)[0][0] for length in (999, 12))
     assert cut == [*whole[:bos], *whole[bos - 12 :]]
-    assert hf.decode(cut).endswith("is the capital?\n\nAssistant:")
+    assert str(hf.decode(cut)).endswith("is the capital?\n\nAssistant:")
     (row,), _ = DialogueTokenizer(hf, "hh").encode([(LONG, "Paris.")], 12, 64)
     assert row and row.prompt == cut
 
