@@ -10,7 +10,7 @@ import peakmem
 
 PACKAGE = Path(peakmem.__file__).parent
 MODULES = [*PACKAGE.glob("*.py"), *PACKAGE.glob("patches/*.py")]
-OTHERS = ("rlhf", "bench", "studies", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "numpy", "pydantic")
+OTHERS = ("rlhf", "bench", "transformers", "trl", "peft", "bitsandbytes", "accelerate", "numpy", "pydantic")
 
 
 def imported(nodes: Iterable[ast.AST]) -> set[str]:

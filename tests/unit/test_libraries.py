@@ -33,7 +33,7 @@ def test_a_function_is_compiled_once_when_it_is_first_called():
     assert compiled == [("plain", {}), ("with_options", {"dynamic": False}), ("<lambda>", {"mode": "default"})]
 
 
-@pytest.mark.parametrize("first", ["bench", "studies", "rlhf.process.libraries"])
+@pytest.mark.parametrize("first", ["bench", "rlhf.process.libraries"])
 def test_a_notice_of_bitsandbytes_is_not_printed(tmp_path, first):
     """Its own stands for the advice that it logs on some CPUs while it is imported, by whatever library."""
     package = tmp_path / "bitsandbytes"

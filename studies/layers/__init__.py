@@ -1,1 +1,0 @@
-"""What PPO learns with adapters in all layers or in the upper ones."""

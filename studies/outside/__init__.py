@@ -1,1 +1,0 @@
-"""Predicted memory held against GPUs that other people measured."""

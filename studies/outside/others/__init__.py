@@ -1,1 +1,0 @@
-"""Programs of other people that train on one card, on the stand-in device, at full depth."""

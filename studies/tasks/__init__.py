@@ -1,1 +1,0 @@
-"""On which tasks of reasoning-gym a small model begins to answer."""

@@ -1,1 +1,0 @@
-"""Tests of the studies: `make test-studies`."""
