@@ -1,25 +1,18 @@
-"""`python -m bench`: time and memory of each stage of a recipe, compared with published figures and earlier records."""
+"""`python -m bench`: a few real steps of each stage, beside what is published, predicted and was measured before."""
 
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
-from typing_extensions import TypedDict
 
-from bench import baseline, compare, costs, options, provenance, steps, targets
-from bench.clocks import clock_of
-from bench.derived import derived_figures
-from bench.kinds import StageSteps, StepsRecord
-from bench.paths import RESULTS
-from bench.reading import read
+from bench import options, records, steps
+from bench.records import StageSteps
 from rlhf.cli import guarded
-from rlhf.cli.options import OUTPUT, PRICE, OneOf, WholeNumber
-from rlhf.errors import UserError
-from rlhf.files import write_json
-from rlhf.plan import side_by_side
-from rlhf.plan.phases import Predict, PredictedStage, PredictionError
+from rlhf.plan import projection
+from rlhf.plan.phases import PredictedStage, PredictionError
 from rlhf.plan.predict import Predictor
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, StageName
@@ -28,100 +21,56 @@ from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
-from rlhf.terminal.wording import gb
+from rlhf.terminal.wording import GB, gb
 
-
-@options.command()
-@options.HW
-@options.RECIPE
-@options.stages(TRAINING_STAGES)
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key; such a record is not saved.")
-@click.option("--steps", "count", default=8, show_default=True, type=WholeNumber(min=2), help="Steps after warm-up.")
-@click.option("--shape", default="hh", show_default=True, type=OneOf(["hh", "longest"]), help="Length of rows.")
-@click.option("--out", type=OUTPUT, metavar="FILE", help="Also write the record there, as JSON.")
-@click.option(
-    "--save", is_flag=True, help="Put the record into results/; needs committed code and an unchanged recipe."
+MORE_MEMORY, MORE_TIME = 0.03, 0.10  # shares above the record before; a time also beyond both records' quartiles
+NOTE = (
+    "step: median after the warm-up. CPU s: of all threads of the process. tokens: real ones. MFU, MBU: shares of a "
+    "measured product's and a measured copy's rate (--shape longest). hours: projected from the mean step (--shape hh)."
 )
-@PRICE
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options.recipe
+@options.stages(TRAINING_STAGES)
+@click.option("--steps", "count", default=8, show_default=True, type=click.IntRange(min=2), help="After the warm-up.")
+@click.option("--shape", default="hh", show_default=True, type=click.Choice(["hh", "longest"]), help="Length of rows.")
+@options.OUT
+@click.option("--save", is_flag=True, help="Put the record into results/; needs committed code.")
 def main(
     hw: str,
+    guide: bool,
     directory: Path | None,
-    stages: tuple[StageName, ...],
     changes: tuple[str, ...],
+    stages: tuple[StageName, ...],
     count: int,
     shape: LengthsShape,
     out: Path | None,
     save: bool,
-    price: float | None,
 ) -> None:
-    """Take a few real steps of each stage on random weights and compare what they cost with what is published.
+    """Take a few real steps of each stage on random weights, and say what they cost.
 
-    Exit code 1: a cost is worse than every figure that is published for it, or has grown since an earlier record.
+    Exit code 1: a stage does not fit, or costs more than in the newest record of the same recipe on this machine.
     """
-    loaded = options.load(hw, directory, changes, on_device=True)
-    if save and loaded.modified:
-        raise UserError("--save: only an unchanged recipe makes a record: leave out --set or --save")
+    loaded = options.load(hw, guide, directory, changes)
     if save:
-        provenance.require_committed_code()
+        records.check_savable(loaded)
     record = measure(loaded, options.stages_of(loaded, stages, TRAINING_STAGES), count, shape)
-    if out:  # before the record is compared, which may fail
-        write_json(out, record)
-    problems = show(loaded, record, price)
-    earlier = comparable(loaded, record)
-    problems += compare.losses_since(earlier, record)
-    if others := [other for other in baseline.before(record, RESULTS) if other not in earlier]:
-        title = "records of another machine or setting, with which nothing is compared"
-        rows_table(title, ("date", "machine", "threads", "stage: tokens/s"), map(beside_row, others))
-    if not earlier and not loaded.modified:
-        print(
-            f"no record in {folder_of(record)} can be compared with this one of {compare.machine(record)}: nothing was "
-            "compared with an earlier benchmark; --save stores this one",
-            file=sys.stderr,
-        )
+    if out:  # before it is compared, which may fail
+        records.save(record, out)
+    show(loaded, record)
+    earlier = records.newest_before(record)
+    problems = [f"{stage}: out of memory" for stage, row in record["stages"].items() if row.get("out_of_memory")]
+    problems += [*losses(earlier["stages"], record["stages"], earlier["date"])] if earlier else []
     if save:
-        file = new_file(record)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, record)
-        screen.OUT.print(f"written to {file}", style="dim")
+        screen.OUT.print(f"written to {records.save(record, records.RESULTS / records.place(record))}", style="dim")
     for line in problems:
         print(line, file=sys.stderr)
     sys.exit(bool(problems))
 
 
-def show(loaded: PinnedRecipe, record: StepsRecord, price: float | None) -> list[str]:
-    """Print the tables of a record. Return the stages that did not fit and the costs that are worse than published."""
-    stages = record["stages"]
-    title = f"{loaded.name} {loaded.version} on {provenance.device_name(record['device'])}"
-    rows_table(title, stage_columns(stages), stage_rows(stages))
-    compared = costs.comparisons(loaded, stages, price)
-    if compared:
-        title = "published figures; hours and cost are projected"
-        rows_table(title, ("stage", "figure", "published", "here", "verdict"), costs.figure_rows(compared))
-    here = {} if loaded.modified else side_by_side.of_record(record, "this run")
-    side_by_side.show(side_by_side.lines(loaded.directory.parents[1], RESULTS, loaded.name, here))
-    if target_rows := targets.rows(loaded.name, stages):
-        rows_table("targets, reached at a ratio of 1", ("", "target", "measured", "ratio"), target_rows)
-    screen.OUT.print(NOTE, style="dim")
-    return [*out_of_memory(stages), *costs.worse(compared)]
-
-
-NOTE = (
-    "step: median after the warm-up. CPU s: of all threads of the process. tokens: real ones. MFU: operations of the "
-    "longest rows, without those that checkpointing repeats, over the rate of a measured product (HFU, in the record: "
-    "with them); MBU: what decoding moves over a measured copy's (both with --shape longest). hours: the mean "
-    "step times the recipe's steps, projected (with --shape hh)."
-)
-
-
-class _Manifest(TypedDict):
-    """The keys of a run's manifest.json that a record repeats."""
-
-    packages: dict[str, str]
-    python: str
-
-
-def measure(loaded: PinnedRecipe, stages: Sequence[StageName], count: int, shape: LengthsShape) -> StepsRecord:
-    """Run a benchmark. Return its record: provenance, limits of the device, time and memory of each stage."""
+def measure(loaded: PinnedRecipe, stages: Sequence[StageName], count: int, shape: LengthsShape) -> dict[str, Any]:
+    """Run a benchmark. Return its record: the device's rates, and time and memory of each stage."""
     with quiet_libraries():
         import torch
 
@@ -131,110 +80,128 @@ def measure(loaded: PinnedRecipe, stages: Sequence[StageName], count: int, shape
     device = device_of(loaded.recipe)
     if loaded.recipe.hardware.threads:
         torch.set_num_threads(loaded.recipe.hardware.threads)
-    with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
-        with working("measuring what the device can do"):
-            best = ceilings(device, getattr(torch, loaded.recipe.model.dtype))
-        with working(f"taking {steps.WARM_UP + count} steps of {', '.join(stages)}"):
-            measured = steps.measure(loaded, stages, Path(folder), steps=count, shape=shape)
-        manifest = read(next(Path(folder).glob("*/*/*/manifest.json")), _Manifest)
-    record: StepsRecord = {
-        "recipe": loaded.name,
-        "version": loaded.version,
-        "recipe_sha256": loaded.sha256,
-        "modified": loaded.modified,
-        "overrides": loaded.overrides,
-        "date": provenance.today(),
+    with working("measuring what the device can do"):
+        best = ceilings(device, getattr(torch, loaded.recipe.model.dtype))
+    with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder, working(f"taking steps of {', '.join(stages)}"):
+        measured = steps.measure(loaded, stages, Path(folder), steps=count, shape=shape)
+        manifest = records.read(next(Path(folder).glob("*/*/*/manifest.json")))
+    record = records.new("steps", loaded, device) | {
         "shape": shape,
         "steps": count,
-        "code": provenance.code(),
         "packages": manifest["packages"],
         "python": manifest["python"],
-        "device": provenance.describe(device),
         "ceilings": best,
         "stages": measured,
     }
     with Predictor() as predictor:
         for stage, row in measured.items():
-            row |= derived_figures(loaded, stage, row, predicted_or_none(predictor.predict, loaded, stage), best, shape)
+            add_derived(loaded, stage, row, predicted_or_none(predictor, loaded, stage), best, shape)
     return record
 
 
-def predicted_or_none(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> PredictedStage | None:
+def predicted_or_none(predictor: Predictor, loaded: PinnedRecipe, stage: StageName) -> PredictedStage | None:
     """Return the prediction of a stage. If there is none, say why and return None: what was measured is kept."""
     try:
-        return predict(loaded, stage)
+        return predictor.predict(loaded, stage)
     except PredictionError as error:
         print(f"{error}; going on without", file=sys.stderr)
         return None
 
 
-def stage_columns(stages: Mapping[StageName, StageSteps]) -> tuple[str, ...]:
-    """Return the headings of `stage_rows`; they name the clock of the seconds."""
-    clock = clock_of(stages.values())
-    return ("stage", f"step, {clock} s", f"tokens/{clock} s", "MFU", "MBU", "peak, GB", "predicted", f"{clock} hours")
+def add_derived(
+    loaded: PinnedRecipe,
+    stage: StageName,
+    row: StageSteps,
+    predicted: PredictedStage | None,
+    best: records.Ceilings,
+    shape: str,
+) -> None:
+    """Add the predicted peak, MFU and MBU (of the longest rows) and projected hours (of usual ones) to a row."""
+    row["predicted_peak_bytes"] = predicted.whole.peak_bytes if predicted else None
+    if row.get("out_of_memory"):
+        return
+    assert stage in TRAINING_STAGES  # as every stage with measured steps
+    if shape == "longest" and predicted:  # operations are counted on the longest rows
+        flops = projection.step_flops(loaded.recipe, stage, predicted, of_model=True)
+        dense = {phase: n for phase, n in flops.items() if phase != "rollout/decode"}
+        seconds = sum(row["phase_seconds"][phase]["median"] for phase in dense)
+        row["mfu"] = sum(dense.values()) / seconds / best["flops"]
+        if stage in loaded.recipe.online():
+            moved = projection.step_decoded_bytes(loaded.recipe, stage, predicted, longest=True)
+            row["mbu"] = moved / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
+    elif shape == "hh" and (total := projection.optimizer_steps(loaded.recipe, stage)) is not None:
+        row["hours"] = total * row["tokens_per_step"] / row["tokens_per_second"] / 3600
 
 
-def stage_rows(stages: Mapping[StageName, StageSteps]) -> list[tuple[str, ...]]:
-    """Return a table row for each stage."""
-    rows = []
-    for stage, row in stages.items():
-        peak = row["predicted_peak_bytes"]
-        predicted = gb(peak or 0)
-        if row.get("out_of_memory"):
-            rows.append((stage, *["-"] * 4, "OUT OF MEMORY", predicted, "-"))
-            continue
-        vram, time = row["peak_vram_bytes"], row["step_seconds"]
-        rows.append(
-            (
-                stage,
-                f"{time['median']:.3g} [{time['low']:.3g}, {time['high']:.3g}]",
-                f"{row['tokens_per_second']:,.0f}",
-                share(row["mfu"]),
-                share(row["mbu"]),
-                gb(vram) if vram else f"{gb(row['peak_rss_bytes'])} (process)",
-                predicted,
-                f"{row['hours']:.2f}" if row["hours"] is not None else "-",
-            )
-        )
-    return rows
+def show(loaded: PinnedRecipe, record: Mapping[str, Any]) -> None:
+    """Print what the stages cost, and published figures for the same settings beside it."""
+    stages: Mapping[StageName, StageSteps] = record["stages"]
+    clock = "CPU s" if all(row.get("clock", "cpu") == "cpu" for row in stages.values()) else "s"
+    columns = ("stage", f"step, {clock}", f"tokens/{clock[-1]}", "MFU", "MBU", "peak, GB", "predicted, GB", "hours")
+    title = f"{loaded.name} {loaded.version} on {records.device_text(record['device'])}"
+    rows_table(title, columns, [_cells(stage, row) for stage, row in stages.items()])
+    if published := [*published_rows(loaded, stages)]:
+        rows_table("published for these settings", ("stage", "figure", "published", "measured"), published)
+    screen.OUT.print(NOTE, style="dim")
 
 
-def out_of_memory(stages: Mapping[StageName, StageSteps]) -> list[str]:
-    """Return a line for each stage that did not fit."""
-    return [f"{stage}: out of memory" for stage, row in stages.items() if row.get("out_of_memory")]
-
-
-def share(value: float | None) -> str:
-    """Return a share of 1 as a percentage, "-" where it is unknown."""
-    return "-" if value is None else f"{value:.0%}"
-
-
-def folder_of(record: StepsRecord) -> Path:
-    """Return the folder of the records of the same recipe and device."""
-    return Path(RESULTS, record["recipe"], record.get("version", ""), baseline.device_folder(record), "bench")
-
-
-def new_file(record: StepsRecord) -> Path:
-    """Return a new file for a record."""
-    commit = (record["code"]["commit"] or "")[:8]
-    return folder_of(record) / f"{provenance.in_file_name(provenance.now())}_{commit}_{record['shape']}.json"
-
-
-def comparable(loaded: PinnedRecipe, record: StepsRecord) -> list[StepsRecord]:
-    """Return the stored records with which a new one can be compared, the newest first; none for a changed recipe."""
-    if loaded.modified:
-        return []
-    return [earlier for earlier in baseline.before(record, RESULTS) if compare.difference(earlier, record) is None]
-
-
-def beside_row(record: StepsRecord) -> tuple[str, ...]:
-    """Return the table row of a record that is only shown."""
-    speeds = (
-        f"{stage} {row['tokens_per_second']:,.0f}"
-        for stage, row in record["stages"].items()
-        if "tokens_per_second" in row
+def _cells(stage: str, row: StageSteps) -> tuple[str, ...]:
+    predicted = gb(row.get("predicted_peak_bytes") or 0)
+    if row.get("out_of_memory"):
+        return (stage, *["-"] * 4, "OUT OF MEMORY", predicted, "-")
+    vram, time = row["peak_vram_bytes"], row["step_seconds"]
+    shares = ["-" if (share := row.get(key)) is None else f"{share:.0%}" for key in ("mfu", "mbu")]
+    return (
+        stage,
+        f"{time['median']:.3g} [{time['low']:.3g}, {time['high']:.3g}]",
+        f"{row['tokens_per_second']:,.0f}",
+        *shares,
+        gb(vram) if vram else f"{gb(row['peak_rss_bytes'])} (process)",
+        predicted,
+        f"{hours:.2f}" if (hours := row.get("hours")) is not None else "-",
     )
-    return record["date"], compare.machine(record), str(compare.threads(record) or "-"), ", ".join(speeds)
+
+
+def published_rows(loaded: PinnedRecipe, stages: Mapping[StageName, StageSteps]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each published cost of the measured stages; hours of another card are not compared."""
+    for figure in loaded.figures:
+        row = None if figure.stage == "all" else stages.get(figure.stage)
+        if row is None or row.get("out_of_memory") or figure.metric is None:
+            continue
+        if (value := costs(row).get(figure.metric)) is not None:
+            yield figure.stage, figure.title, figure.text(), f"{value:.3g}"
+
+
+def costs(row: StageSteps) -> dict[str, float]:
+    """Return what a stage's steps cost, in GB and hours, by the metric of a published figure."""
+    found = {f"component_gb.{name}": size / GB for name, size in (row.get("component_bytes") or {}).items()}
+    for metric, size in (("peak_vram_gb", row["peak_vram_bytes"]), ("adapter_gb", row.get("adapter_bytes"))):
+        if size:
+            found[metric] = size / GB
+    hours = row.get("hours")
+    return found if hours is None else found | {"hours": hours}
+
+
+def losses(before: Mapping[StageName, StageSteps], after: Mapping[StageName, StageSteps], date: str) -> Iterator[str]:
+    """Yield a line for each stage that no longer fits, or whose peak or step is larger than before.
+
+    A step is slower when its median is more than MORE_TIME above the old one and the two ranges from quartile to
+    quartile do not overlap. What a process holds on a CPU differs by a tenth between runs of one code, and is not
+    compared; `bench.against` counts what tensors hold there.
+    """
+    for stage, new in after.items():
+        old = before.get(stage)
+        if old is None or old.get("out_of_memory"):
+            continue
+        if new.get("out_of_memory"):
+            yield f"{stage}: no longer fits (it did on {date})"
+            continue
+        a, b = old["peak_vram_bytes"], new["peak_vram_bytes"]
+        if a and b and b / a - 1 > MORE_MEMORY:
+            yield f"{stage}: peak {b / a - 1:+.1%} since {date}, {gb(a)} to {gb(b)} GB"
+        x, y = old["step_seconds"], new["step_seconds"]
+        if y["median"] / x["median"] - 1 > MORE_TIME and y["low"] > x["high"]:
+            yield f"{stage}: step {y['median'] / x['median'] - 1:+.0%} since {date}, to {y['median']:.3g} s"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Measured limits of a device: rates of a large product and a large copy, the denominators of MFU and MBU."""
 
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from bench.clocks import timer_of
-from bench.kinds import Ceilings
+from bench.records import Ceilings
 from rlhf.models.matmul import matmul
 
 SIZES = {"cuda": (8192, 2**30, 20), "cpu": (1024, 2**27, 10)}  # side of the matrices, bytes copied, repeats
@@ -45,7 +45,8 @@ def _median_seconds(work: Callable[[], object], device: torch.device, repeats: i
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    now, seconds = timer_of(device.type), []
+    now = time.process_time if device.type == "cpu" else time.perf_counter  # a GPU works while its process waits
+    seconds = []
     for _ in range(repeats + 2):
         wait()
         start = now()

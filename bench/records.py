@@ -1,103 +1,179 @@
-"""What makes a record under results/ acceptable: committed code, a recipe that has not changed since, its place."""
+"""Records below results/: what was measured, with which code, on which device.
 
+A record is one JSON object. Its `kind` says what it holds: `steps` (a stage's seconds, tokens and peaks), `memory`
+(peaks of phases beside their predictions), `peer` (our steps beside TRL's) or `gpu` (an item of `bench.gpu`, whose
+figures are below `measured`). Keys that end in `_seconds` or `_bytes` have that unit; `clock` says of whom the seconds
+are: `cpu`, of all threads of the process, or `wall`. A figure that is None is unknown.
+"""
+
+import datetime
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NotRequired
+from typing import Any, Literal, TypedDict
 
-from typing_extensions import TypedDict
+import torch
 
-from bench.gpu import record as gpu
-from bench.kinds import Code, Device, NamedFile, Overrides
-from bench.provenance import device_folder, device_name
-from bench.reading import check
-from rlhf import recipe as recipes
 from rlhf.errors import UserError
+from rlhf.files import write_json
+from rlhf.observe.device import device_facts
+from rlhf.process.torch_setup import device_of
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.run.provenance import code_version
 
-WITHOUT_RECIPE = ("peers", "against", "gpu")  # folders of results/ that are not named after a recipe
-
-
-class SeedStage(TypedDict):
-    """The keys of a stage's summary that decide whether a record of seeds is kept."""
-
-    stage: str
-    seed: int
-    status: str
-    modified: bool
-
-
-class Origin(TypedDict):
-    """The keys of every record, one of the GPU benchmark too."""
-
-    code: Code
-    device: NotRequired[Device | str | None]
+ROOT = Path(__file__).parents[1]  # of the code: a checkout, or /app in the container image
+RECIPES = ROOT / "recipes"
+# Records of the working directory first: an image holds only code, and runs in the caller's checkout.
+RESULTS = next(
+    folder.resolve() for folder in (Path("results"), ROOT / "results") if folder.is_dir() or folder.is_absolute()
+)
+Kind = Literal["steps", "memory", "peer", "gpu"]
 
 
-class AnyRecord(Origin):
-    """The keys that decide whether a record is kept, whatever it measures but on a GPU by bench.gpu."""
+class Spread(TypedDict):
+    """Median, lower and upper quartile, and number of repeated measurements."""
 
-    recipe: NotRequired[str]
-    version: NotRequired[str]
-    recipe_sha256: NotRequired[str]
-    modified: NotRequired[bool]
-    overrides: NotRequired[Overrides]
-    rows: NotRequired[list[NamedFile]]  # files that were given instead of the recipe's data
-    seeds: NotRequired[dict[str, dict[str, SeedStage]]]  # seed -> stage -> summary
+    median: float
+    low: float
+    high: float
+    n: int
 
 
-def problems(content: Mapping[str, object], place: Path, recipe_root: Path) -> list[str]:
-    """Return the reasons why a record cannot be kept at `place`, its path below results/; none if it can.
+class Ceilings(TypedDict):
+    """Measured rates of a device: of a large product in operations, of a large copy in bytes read and written."""
 
-    A record names committed code. Where it names a recipe, that is the one in `recipe_root`, and unmodified, but for
-    the rows of a draft: a record names their files. Where it has seeds, each of their stages is done.
-    """
+    flops: float  # per second
+    bandwidth: float  # bytes per second
+    clock: Literal["cpu", "wall"]
+
+
+class StageSteps(TypedDict, total=False):
+    """What a stage's steps took after the warm-up. One that did not fit has `out_of_memory` and predictions alone."""
+
+    out_of_memory: bool
+    clock: Literal["cpu", "wall"]
+    step_seconds: Spread
+    phase_seconds: dict[str, Spread]
+    tokens_per_step: float  # real tokens, no padding; the mean
+    tokens_per_second: float
+    peak_vram_bytes: int | None  # allocated by torch; None on a CPU
+    phase_peak_bytes: dict[str, int] | None
+    reserved_vram_bytes: int | None  # held by torch's allocator
+    peak_rss_bytes: int  # resident pages of the process
+    component_bytes: dict[str, int] | None
+    adapter_bytes: int | None  # of the files
+    mfu: float | None  # share of the rate of a large product, 0 to 1, without recomputed operations
+    mbu: float | None  # of decoding: share of the rate of a large copy, 0 to 1
+    hours: float | None  # of all steps by the mean one, projected
+    predicted_peak_bytes: int | None
+
+
+def new(kind: Kind, loaded: PinnedRecipe | None, device: torch.device | None = None) -> dict[str, Any]:
+    """Return a record without figures: its kind, date, code, device and recipe."""
+    code = code_version()
+    record: dict[str, Any] = {
+        "kind": kind,
+        "date": datetime.datetime.now().isoformat(timespec="seconds"),
+        "code": {"commit": code.commit, "dirty": code.dirty},
+        "device": describe(loaded, device),
+    }
+    if loaded:
+        record |= {"recipe": loaded.name, "version": loaded.version, "recipe_sha256": loaded.sha256}
+        record |= {"overrides": loaded.overrides}
+    return record
+
+
+def describe(loaded: PinnedRecipe | None, device: torch.device | None = None) -> dict[str, object]:
+    """Return the facts of a device. A processor has its family and model: one name stands for several generations."""
+    device = device or (device_of(loaded.recipe) if loaded else torch.device("cpu"))
+    facts = device_facts(device)
+    if device.type == "cpu":
+        facts |= processor(Path("/proc/cpuinfo"))
+        if loaded and loaded.recipe.hardware.threads:  # of the stages, which are processes of their own
+            facts["threads"] = loaded.recipe.hardware.threads
+    return facts
+
+
+def processor(cpuinfo: Path) -> dict[str, object]:
+    """Return family, model and whether there are AMX units, as Linux names them; nothing elsewhere."""
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+    numbers = {key: re.search(rf"^{name}\s*:\s*(\d+)$", text, re.M) for key, name in _NUMBERS.items()}
+    found: dict[str, object] = {key: int(match[1]) for key, match in numbers.items() if match}
+    return found | ({"amx": "amx_tile" in text} if text else {})
+
+
+_NUMBERS = {"family": "cpu family", "model_number": "model"}
+
+
+def device_text(device: object) -> str:
+    """Return a device in words: the card, or the processor with its threads."""
+    if not isinstance(device, Mapping):
+        return str(device or "unknown")
+    if device.get("type") == "cuda":
+        cap = device.get("memory_cap")
+        return f"{device['name']}{f' held to {cap}' if cap else ''}"
+    family = f" (family {device['family']}, model {device['model_number']})" if "model_number" in device else ""
+    threads = f", {device['threads']} threads" if device.get("threads", 1) != 1 else ""
+    return f"{device.get('model') or device.get('name')}{family}{threads}"
+
+
+def check_savable(loaded: PinnedRecipe | None = None, file: Path | None = None) -> None:
+    """Raise UserError where a record could not be traced: uncommitted code, a changed recipe, a file in its place."""
+    if code_version().dirty is not False:
+        raise UserError("--save: the code differs from its commit, or has none: commit first, or leave out --save")
+    if loaded and loaded.modified:
+        raise UserError("--save: only an unchanged recipe makes a record: leave out --set or --save")
+    if file and file.exists():
+        raise UserError(f"--save: {file} exists, and a record replaces no other: name a new file")
+
+
+def place(record: Mapping[str, Any]) -> Path:
+    """Return a record's place below results/: recipe, version, device, and a name that begins with the date."""
+    device = record["device"]
+    name = re.sub(r"\W+", "-", device["name"].lower())
+    date, commit = record["date"].replace(":", ""), (record["code"]["commit"] or "unknown")[:8]
+    folder = Path(record["recipe"], record["version"], name) if "recipe" in record else Path("gpu", name)
+    what = record.get("gpu_item") or record["kind"]
+    return folder / f"{date}_{commit}_{what}.json"
+
+
+def save(record: Mapping[str, Any], file: Path) -> Path:
+    """Write a record. Return its file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, record)
+    return file
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return a record. Raises UserError, which names the file, unless it is a JSON object."""
     try:
-        if "gpu_item" in content:
-            return _gpu_problems(check(content, gpu.GpuRecord, str(place)), place, recipe_root)
-        return _problems(check(content, AnyRecord, str(place)), place, recipe_root)
-    except UserError as error:  # a key is missing or has another type
-        return [error.lines[0]]
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: not a JSON object")
+    return content
 
 
-def _gpu_problems(record: gpu.GpuRecord, place: Path, recipe_root: Path) -> list[str]:
-    wrong = [] if place == gpu.path_of(record) else [f"its place is {gpu.path_of(record)}"]
-    return gpu.problems(record, recipe_root) + wrong
+class Before(TypedDict):
+    """The stages of an earlier record, and its date."""
+
+    date: str
+    stages: dict[StageName, StageSteps]
 
 
-def _problems(record: AnyRecord, place: Path, recipe_root: Path) -> list[str]:
-    reasons = gpu.code_problems(record["code"])
-    if not device_name(record.get("device")):
-        reasons.append("it names no device")
-    if record.get("modified") and not _rows_alone(record, recipe_root):
-        reasons.append("its recipe was modified")
-    if "recipe" in record:
-        name, version = record["recipe"], record.get("version", "")
-        reasons += gpu.changed_recipe(name, version, record.get("recipe_sha256"), recipe_root)
-    elif place.parts[0] not in WITHOUT_RECIPE:
-        reasons.append(f"it names no recipe: its folder is one of {', '.join(WITHOUT_RECIPE)}")
-    if "recipe" in record and place.parts[0] not in WITHOUT_RECIPE:
-        reasons += _place_problems(record, place)
-    return reasons + _seed_problems(record.get("seeds", {}), bool(record.get("modified")))
+def newest_before(record: Mapping[str, Any], results: Path | None = None) -> Before | None:
+    """Return the newest record of steps of the same recipe, device and shape of rows; None where there is none."""
+    folder = (RESULTS if results is None else results) / place(record).parent
+    for file in sorted(folder.glob("**/*.json"), key=lambda file: file.name, reverse=True):
+        earlier = read(file)
+        alike = all(earlier.get(key) == record.get(key) for key in ("kind", "recipe_sha256", "shape"))
+        if alike and "stages" in earlier and _machine(earlier) == _machine(record):
+            return {"date": earlier["date"], "stages": earlier["stages"]}
+    return None
 
 
-def _rows_alone(record: AnyRecord, recipe_root: Path) -> bool:
-    """Return whether nothing but the rows of a draft was changed: a released recipe is held against its own."""
-    folder = recipe_root / record.get("recipe", "") / record.get("version", "")
-    draft = (folder / "recipe.yaml").exists() and recipes.load(folder).status == "draft"
-    return draft and bool(record.get("rows")) and not record.get("overrides")
-
-
-def _place_problems(record: AnyRecord, place: Path) -> list[str]:
-    folder = Path(record["recipe"], record.get("version", ""), device_folder(device_name(record.get("device"))))
-    reasons = [] if folder in place.parents else [f"its place is below {folder}"]
-    return reasons + (["its recipe was modified"] if record.get("overrides") else [])
-
-
-def _seed_problems(seeds: Mapping[str, Mapping[str, SeedStage]], modified: bool) -> list[str]:
-    reasons = []
-    for seed, stages in seeds.items():
-        for stage, summary in stages.items():
-            if (summary["stage"], str(summary["seed"])) != (stage, seed):
-                reasons.append(f"seed {seed}, {stage}: its summary is of seed {summary['seed']}, {summary['stage']}")
-            if summary["status"] != "done" or summary["modified"] != modified:
-                reasons.append(f"seed {seed}, {stage}: {summary['status']}, modified: {summary['modified']}")
-    return reasons
+def _machine(record: Mapping[str, Any]) -> tuple[object, ...]:
+    keys = ("name", "model", "family", "model_number", "threads", "memory_cap")
+    return tuple(record["device"].get(key) for key in keys)

@@ -3,17 +3,14 @@
 Seconds are CPU seconds of the process on a CPU, and wall seconds on a GPU; each row names its clock.
 """
 
+import json
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NotRequired
 
-from typing_extensions import TypedDict
-
-from bench.kinds import Spread, StageSteps
-from bench.reading import read
+from bench.records import Spread, StageSteps, read
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.plan.rehearsal.short_runs import few_steps
@@ -22,26 +19,10 @@ from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.stages import EVALUATE, TRAINING_STAGES
-from rlhf.run.layout import TELEMETRY
-from rlhf.run.reader import read_lines
-from rlhf.run.records import TelemetryLine
+from rlhf.run.layout import SUMMARY, TELEMETRY
 
 MEASURED_STAGES: tuple[StageName, ...] = (*TRAINING_STAGES, EVALUATE)  # those that take steps
 WARM_UP = 2  # steps that are not counted: they choose kernels, create optimizer states and capture graphs
-
-
-class _Summary(TypedDict):
-    """The keys of a stage's summary.json that become a row: bytes, joules and wall seconds by phase."""
-
-    phase_seconds: dict[str, float]
-    peak_vram_bytes: int | None
-    phase_peak_bytes: dict[str, int] | None
-    reserved_vram_bytes: int | None
-    used_vram_bytes: int | None
-    phase_joules: dict[str, float] | None
-    peak_rss_bytes: int
-    component_bytes: NotRequired[dict[str, int] | None]
-    predicted_peak_vram_bytes: int | None
 
 
 def measure(
@@ -102,25 +83,11 @@ def with_parents(loaded: PinnedRecipe, stages: Sequence[StageName]) -> list[Stag
     return [stage for stage in MEASURED_STAGES if stage in needed]
 
 
-def telemetry(folder: Path, names: Sequence[str]) -> list[dict[str, float]]:
-    """Return the numbers of each step in a run's telemetry.jsonl. Raises UserError where one of `names` is missing."""
-    file = folder / TELEMETRY
-    rows = [
-        {key: value for key, value in line.plain().items() if isinstance(value, int | float)}
-        for line in read_lines(file, TelemetryLine)
-    ]
-    if not rows:
-        raise UserError(f"{file}: it has no step")
-    for number, row in enumerate(rows, 1):
-        if lacking := [name for name in names if name not in row]:
-            raise UserError(f"{file}:{number}: key '{lacking[0]}' is missing: damaged, or of another version")
-    return rows
-
-
 def stage_steps(folder: Path, warm_up: int = WARM_UP) -> StageSteps:
     """Return seconds of the steps after the warm-up by phase, tokens of a step and peaks, from a finished stage."""
-    summary = read(folder / "summary.json", _Summary)
-    rows = [row for row in telemetry(folder, ("step", "tokens")) if row["step"] > warm_up]
+    summary = read(folder / SUMMARY)
+    lines = (folder / TELEMETRY).read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if row["step"] > warm_up]
     if not rows:
         raise UserError(f"{folder}: all of its steps are warm-up: it takes more than {warm_up}")
     cpu = summary["peak_vram_bytes"] is None
@@ -129,37 +96,19 @@ def stage_steps(folder: Path, warm_up: int = WARM_UP) -> StageSteps:
     phases = {name: [row[prefix + name] for row in rows] for name in names}
     tops = [name for name in names if "/" not in name]
     step = [sum(values) for values in zip(*(phases[name] for name in tops), strict=True)]
-    measured: StageSteps = {
+    return {
         "clock": "cpu" if prefix else "wall",
         "step_seconds": spread(step),
         "phase_seconds": {name: spread(values) for name, values in phases.items()},
         "tokens_per_step": statistics.mean(row["tokens"] for row in rows),
         "tokens_per_second": sum(row["tokens"] for row in rows) / sum(step),
-        "evaluate_seconds": summary["phase_seconds"].get("evaluate"),
         "peak_vram_bytes": summary["peak_vram_bytes"],
         "phase_peak_bytes": summary["phase_peak_bytes"],
         "reserved_vram_bytes": summary["reserved_vram_bytes"],
-        "used_vram_bytes": summary["used_vram_bytes"],
-        "phase_joules": summary["phase_joules"],
         "peak_rss_bytes": summary["peak_rss_bytes"],
         "component_bytes": summary.get("component_bytes"),
         "adapter_bytes": sum(file.stat().st_size for file in folder.glob("adapter/*.safetensors")) or None,
-        "predicted_peak_vram_bytes": summary["predicted_peak_vram_bytes"],
     }
-    if cpu and len(rows) > 2 and all("memory_bytes" in row for row in rows):
-        measured["growth_bytes"] = growth([row["memory_bytes"] for row in rows])
-    return measured
-
-
-def growth(held: Sequence[float]) -> float:
-    """Return the bytes by which a process grows in a step: the mean of the first or the second half, the smaller one.
-
-    Pages come in jumps, which the median of single steps misses. What comes once, as a buffer does, is in one half.
-    Of two steps there is one difference, and of one none: 0.
-    """
-    middle = len(held) // 2
-    halves = (held[: middle + 1], held[middle:])
-    return min(((half[-1] - half[0]) / (len(half) - 1) for half in halves if len(half) > 1), default=0.0)
 
 
 def spread(values: Sequence[float]) -> Spread:

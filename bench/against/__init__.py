@@ -1,1 +1,1 @@
-"""`make bench-against`: what a change costs, measured beside another commit on the same machine."""
+"""`python -m bench.against`: what a change costs, beside another commit."""

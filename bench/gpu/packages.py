@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from bench.paths import ROOT
+ROOT = Path(__file__).parents[2]
 
 IMPORTED_AS = {"pyyaml": "yaml", "nvidia-ml-py": "pynvml"}  # where a project's name is not its module's
 EVALUATE_ONLY = ("rouge-score", "sacrebleu")  # dependencies that only the stage `evaluate` imports

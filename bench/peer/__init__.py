@@ -1,1 +1,1 @@
-"""Steps compared with those of TRL's and torchtune's trainers."""
+"""`python -m bench.peer`: our steps beside those of TRL's trainers, and PPO's parts beside transformers and peft."""

@@ -1,9 +1,9 @@
-"""`python -m bench.peer`: a few steps of a stage here, and in the trainers of TRL and torchtune.
+"""`python -m bench.peer`: a few steps of a stage here, and in TRL's trainer of the pinned version, in turn.
 
 Both sides train adapters of the same shape on the same weights and rows, with the recipe's batches and lengths. All
-else of TRL's is its default; once more it is tuned as a careful user would. Ours is the real stage. Each run is a
-process of its own; they take turns, and figures are medians over all runs. TRL 1.12 is the last release with a
-PPOTrainer and lives in a separate environment, and so does torchtune, which trains all weights: that is other work.
+else of TRL's is its default; once more it is tuned as a careful user would. TRL has no PPO any more: beside PPO's
+phases stand the same rollout, passes and updates by transformers' `generate` and peft. Each run is a process of its
+own; a figure is the median over all runs, a ratio's range that of the runs of a round.
 """
 
 import json
@@ -11,111 +11,83 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from statistics import median
+from typing import Any
 
 import click
 
-from bench import options, steps
-from bench.kinds import SideFigures, StageSteps, SupervisedRecord
-from bench.paths import ROOT
-from bench.peer import figures
-from bench.peer.environments import TORCHTUNE, TRL, peer_python, torchtune_python, versions
-from bench.peer.inputs import PEER_RECIPE, PEER_SIZES, Asked, make_model
-from bench.peer.methods import METHODS, Environment, Peer
-from bench.peer.training import Taken
-from bench.provenance import code, describe_for, today
-from bench.reading import last_line
-from bench.rounds import in_order
+from bench import options, records, steps
 from rlhf.cli import guarded
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import OneOf, WholeNumber
 from rlhf.errors import UserError
-from rlhf.files import sha256, write_json
 from rlhf.plan.rehearsal.short_runs import few_steps
 from rlhf.process.children import child_environment
 from rlhf.recipe import Changes, PinnedRecipe, Recipe, StageName
+from rlhf.terminal.tables import rows_table
+from rlhf.terminal.wording import gb
 
-Weights = Literal["made-up", "random", "recipe"]
-# Stages without `--stage`: of the made-up model, of a recipe with random weights, of one with its own.
-USUAL_STAGES: dict[Weights, tuple[StageName, ...]] = {
-    "made-up": ("ppo",),
-    "random": ("sft", "rm", "dpo"),
-    "recipe": ("sft", "rm", "dpo", "grpo"),
+STAGES: tuple[StageName, ...] = ("sft", "rm", "dpo", "ppo", "rloo", "grpo")
+KEPT: dict[str, object] = {"gradient_checkpointing": False}
+TUNED: Mapping[str, dict[str, object]] = {  # trainers of pairs cannot put rows of similar length together
+    "sft": KEPT | {"train_sampling_strategy": "group_by_length"},
+    **dict.fromkeys(("rm", "dpo", "rloo", "grpo"), KEPT),
 }
-WARM_UP: dict[Weights, int] = {"made-up": 1, "random": steps.WARM_UP, "recipe": 1}  # steps that do not count
 EVALUATED = 8  # held-out rows of an evaluation: it is no part of a step
-# What `rlhf` asks of glibc itself, for the peers: pages of freed tensors stay with the process.
+# What `rlhf` asks of glibc itself, for the peer: pages of freed tensors stay with the process.
 GLIBC = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+Run = dict[str, Any]  # seconds of each step, tokens a second if they are counted, peak in bytes
 
 
-@options.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options.recipe
+@options.stages(STAGES)
 @click.option(
-    "--weights",
-    type=OneOf(list(USUAL_STAGES)),
-    default="made-up",
-    show_default=True,
-    help="A made-up model; or a recipe with random weights and rows, or with its own.",
+    "--random", "random_weights", is_flag=True, help="Random weights and stand-in rows, not the recipe's own."
 )
-@click.option("--size", type=OneOf(list(PEER_SIZES)), default="tiny", show_default=True, help="Of the made-up model.")
-@options.HW
-@options.RECIPE
-@options.SET
 @click.option("--data", multiple=True, metavar="FILE", help="Rows used instead of the recipe's. May be repeated.")
-@options.stages(tuple(METHODS), "made-up: ppo; random: sft, rm, dpo; recipe: those and grpo, if it has them")
-@options.STEPS
-@click.option("--repeats", default=3, show_default=True, type=WholeNumber(min=1), help="Runs of each, in turn.")
+@click.option("--steps", "count", default=4, show_default=True, type=click.IntRange(min=2), help="Steps after warm-up.")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Runs of each, in turn.")
 @options.SAVE
 def main(
-    weights: Weights,
-    size: str,
     hw: str,
+    guide: bool,
     directory: Path | None,
     changes: tuple[str, ...],
-    data: tuple[str, ...],
     stages: tuple[StageName, ...],
+    random_weights: bool,
+    data: tuple[str, ...],
     count: int,
     repeats: int,
     save: Path | None,
 ) -> None:
-    """Compare steps of SFT, reward model, PPO, RLOO, GRPO and DPO with those of TRL's trainers, in turn."""
-    loaded = options.load(hw, directory or (PEER_RECIPE if weights == "made-up" else None), changes)
-    chosen = options.stages_of(loaded, stages, [*METHODS] if stages else USUAL_STAGES[weights])
-    with tempfile.TemporaryDirectory(prefix="rlhf-bench-") as folder:
-        short = shortened(loaded, weights, size, data, count, Path(folder))
-        beside = {
-            stage: Comparison(short, stage, Path(folder, stage), WARM_UP[weights]).run(repeats) for stage in chosen
-        }
-    figures.show(f"{loaded.name} {loaded.version}, {weights} weights", beside)
+    """Compare steps of SFT, reward model, DPO, PPO, RLOO and GRPO with TRL's, in turn."""
+    loaded = options.load(hw, guide, directory, changes)
     if save:
-        record = record_of(loaded, count, repeats, beside)
-        if weights == "made-up":
-            record["made_up"] = size
-        else:
-            record["recipe"], record["version"] = loaded.name, loaded.version
-            record["recipe_sha256"] = loaded.sha256
-        if weights == "recipe":
-            record["weights"] = "the recipe's"
-        if data:
-            record["rows"] = [{"name": Path(file).name, "sha256": sha256(Path(file))} for file in data]
-        write_json(save, record)
-
-
-def shortened(
-    loaded: PinnedRecipe, weights: Weights, size: str, data: tuple[str, ...], count: int, folder: Path
-) -> PinnedRecipe:
-    """Return the recipe with few steps of each stage: on random weights, on its own model, or on one made up here."""
-    taken = WARM_UP[weights] + count
-    if weights == "random":
-        return loaded.with_changes(few_steps(loaded.recipe, taken, "hh"))
-    if weights == "made-up":
-        loaded = loaded.with_changes(make_model(folder, size, loaded))
-    elif data:
-        loaded = Choice(directory=loaded.directory, data=data).load().with_changes(loaded.overrides)
-    return loaded.with_changes(few_real_steps(loaded.recipe, taken))
+        records.check_savable(file=save)
+    chosen = options.stages_of(loaded, stages, STAGES)
+    warm_up = steps.WARM_UP if random_weights else 1
+    if random_weights:
+        short = loaded.with_changes(few_steps(loaded.recipe, warm_up + count, "hh"))
+    else:
+        own = Choice(directory=loaded.directory, data=data).load().with_changes(loaded.overrides) if data else loaded
+        short = own.with_changes(few_real_steps(own.recipe, warm_up + count))
+    with tempfile.TemporaryDirectory(prefix="rlhf-peer-") as folder:
+        found = {stage: compare(short, stage, Path(folder, stage), warm_up, repeats) for stage in chosen}
+    show(f"{loaded.name} {loaded.version}, {'random' if random_weights else 'its own'} weights", found)
+    if save:
+        figures = {
+            "peer": f"trl {version('trl')} at its defaults, and tuned",
+            "packages": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+            "weights": "random" if random_weights else "the recipe's",
+            "steps": count,
+            "repeats": repeats,
+            "rows": [Path(file).name for file in data],
+            "stages_beside": found,
+        }
+        records.save(records.new("peer", loaded) | figures, save)
 
 
 def few_real_steps(recipe: Recipe, count: int) -> Changes:
@@ -130,114 +102,83 @@ def few_real_steps(recipe: Recipe, count: int) -> Changes:
     return changes
 
 
-class Comparison:
-    """The runs of one stage below a folder. The peers take rows and weights of our first run there."""
-
-    def __init__(self, short: PinnedRecipe, stage: StageName, out: Path, warm_up: int):
-        self.short, self.stage, self.out, self.warm_up = short, stage, out, warm_up
-        self.method = METHODS[stage]
-
-    def run(self, repeats: int) -> dict[str, SideFigures]:
-        """Run all contenders in turn, `repeats` times; return `figures.side_by_side`."""
-        work: dict[str, Callable[[], StageSteps]] = {
-            name: partial(self.ours, name, changes) for name, changes in self.method.ours.items()
-        }
-        for name, peer in {**self.method.theirs, **self.method.beside}.items():
-            work[name] = partial(self.peer, peer)
-        runs: dict[str, list[StageSteps]] = {name: [] for name in work}
-        for number in range(repeats):
-            for name, take in in_order(work.items(), number):
-                runs[name].append(take())
-        return figures.side_by_side(runs, [*self.method.ours], [*self.method.theirs])
-
-    def ours(self, name: str, changes: Changes) -> StageSteps:
-        """Run our stage once, again if it was run before; what it builds on is run there once."""
-        short, out = self.short.with_changes(changes), self.out / name
-        shutil.rmtree(out / short.name / short.version / self.stage, ignore_errors=True)
-        return steps.measure_short(short, (self.stage,), out, preflight=False, warm_up=self.warm_up)[self.stage]
-
-    def peer(self, peer: Peer) -> StageSteps:
-        """Run a peer's trainer once. Return the same keys as `bench.steps` has for ours."""
-        files = self.out / "files"
-        asked: Asked = {
-            "recipe": str(self.short.directory),
-            "overrides": self.short.overrides,
-            "stage": self.stage,
-            "out": str(self.out / "ours"),
-            "files": str(files),
-            "settings": {**peer.settings},
-            "warm_up": self.warm_up,
-        }
-        if peer.environment != "here" and not files.exists():
-            call([sys.executable, "-m", "bench.peer.inputs", json.dumps(asked)])
-        script = Path(__file__).with_name(peer.script)
-        printed = call([str(python_of(peer.environment)), str(script), json.dumps(asked)])
-        if printed is None:
-            return {"out_of_memory": True}
-        return row_of(last_line(printed, Taken, peer.script), self.short)
+def compare(short: PinnedRecipe, stage: StageName, out: Path, warm_up: int, repeats: int) -> dict[str, dict[str, Any]]:
+    """Run ours and the peers in turn; every second round in reverse, so that none always finds a warm machine."""
+    peers: dict[str, dict[str, object]] = {"trl": {}, "trl, tuned": TUNED[stage]} if stage in TUNED else {"library": {}}
+    runs: dict[str, list[Run]] = {name: [] for name in ("ours", *peers)}
+    for number in range(repeats):
+        for name in list(runs)[:: -1 if number % 2 and number else 1]:
+            one = ours(short, stage, out, warm_up) if name == "ours" else peer(short, stage, out, warm_up, peers[name])
+            runs[name].append(one)
+    return {name: summary(mine, runs["ours"]) for name, mine in runs.items()}
 
 
-def row_of(taken: Taken, loaded: PinnedRecipe) -> StageSteps:
-    """Return the row of a peer's steps, by the clock of ours."""
-    cuda = loaded.recipe.hardware.device == "cuda"
-    seconds = taken["wall"] if cuda else taken["cpu"]
-    row: StageSteps = {
-        "clock": "wall" if cuda else "cpu",
-        "step_seconds": steps.spread(seconds),
-        "phase_peak_bytes": {"train": taken["peak"]} if cuda else None,
+def ours(short: PinnedRecipe, stage: StageName, out: Path, warm_up: int) -> Run:
+    """Run our stage once, again if it was run before; what it builds on is run there once."""
+    shutil.rmtree(out / short.name / short.version / stage, ignore_errors=True)
+    row = steps.measure_short(short, (stage,), out, preflight=False, warm_up=warm_up)[stage]
+    if row.get("out_of_memory"):
+        raise UserError(f"{stage} does not fit here")
+    peaks = row["phase_peak_bytes"]
+    one: Run = {"step": row["step_seconds"]["median"], "tokens_per_second": row["tokens_per_second"]}
+    one["peak_bytes"] = max(peaks.values()) if peaks else row["peak_rss_bytes"]
+    return one | {"phases": {name: s["median"] for name, s in row["phase_seconds"].items() if "/" not in name}}
+
+
+def peer(short: PinnedRecipe, stage: StageName, out: Path, warm_up: int, settings: Mapping[str, object]) -> Run:
+    """Run the peer's trainer once, on the rows and weights of our run below `out`."""
+    asked: dict[str, object] = {
+        "recipe": str(short.directory),
+        "overrides": short.overrides,
+        "stage": stage,
+        "out": str(out),
     }
-    if taken["tokens"]:
-        row["tokens_per_second"] = taken["tokens"] / sum(seconds)
-    if not cuda:
-        row["peak_rss_bytes"] = taken["peak"]
+    asked |= {"out": str(out), "settings": settings, "warm_up": warm_up}
+    module = "bench.peer.trl_stage" if stage in TUNED else "bench.peer.parts"
+    environment = child_environment(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1", **GLIBC)
+    command = [sys.executable, "-m", module, json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise UserError(f"{module}, {stage}: {done.stderr.strip()[-1000:]}")
+    taken = json.loads(done.stdout.splitlines()[-1])
+    seconds = taken["wall" if short.recipe.hardware.device == "cuda" else "cpu"]
+    one: Run = {"step": median(seconds), "peak_bytes": taken["peak"]} | {k: taken[k] for k in ("phases",) if k in taken}
+    return one | ({"tokens_per_second": taken["tokens"] / sum(seconds)} if taken.get("tokens") else {})
+
+
+def summary(runs: Sequence[Run], ours: Sequence[Run]) -> dict[str, Any]:
+    """Return the medians of a contender's runs, and of a peer's how many times faster ours is: median and range.
+
+    Speeds are of tokens where both sides count them, otherwise of steps, which have the same rows.
+    """
+    row: dict[str, Any] = {key: median(run[key] for run in runs) for key in runs[0] if key != "phases"}
+    if "phases" in runs[0]:
+        row["phases"] = {name: median(run["phases"][name] for run in runs) for name in runs[0]["phases"]}
+    if runs is not ours:
+        tokens = all("tokens_per_second" in run for run in (*runs, *ours))
+        faster = [
+            own["tokens_per_second"] / run["tokens_per_second"] if tokens else run["step"] / own["step"]
+            for run, own in zip(runs, ours, strict=True)
+        ]
+        row |= {"times_faster": median(faster), "times_faster_range": [min(faster), max(faster)]}
+        row["memory_ratio"] = median(own["peak_bytes"] / run["peak_bytes"] for run, own in zip(runs, ours, strict=True))
     return row
 
 
-def python_of(environment: Environment) -> Path:
-    """Return the interpreter of an environment; one of the peers' own is made when it is needed first."""
-    if environment == "trl 1.12":
-        return peer_python(ROOT / ".venv-trl-1.12")
-    return torchtune_python(ROOT / ".venv-torchtune-0.6") if environment == "torchtune" else Path(sys.executable)
-
-
-def call(command: list[str]) -> str | None:
-    """Return what a process prints; None where it does not fit on the GPU, which is a result."""
-    environment = child_environment(TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1", **GLIBC)
-    if command[0] != sys.executable:  # its environment's packages stay its own
-        environment["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode and "CUDA out of memory" in done.stderr:
-        return None
-    if done.returncode:
-        raise UserError(f"{Path(command[1]).name} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
-    return done.stdout
-
-
-def record_of(
-    loaded: PinnedRecipe, count: int, repeats: int, beside: Mapping[StageName, dict[str, SideFigures]]
-) -> SupervisedRecord:
-    """Return the record of a comparison, without its recipe: what was made up here has none."""
-    run = [peer for stage in beside for peer in (*METHODS[stage].theirs.values(), *METHODS[stage].beside.values())]
-    peers = {peer.environment for peer in run}
-    names = {
-        "here": f"trl {version('trl')} at its defaults, and tuned",
-        "trl 1.12": f"trl {TRL}",
-        "torchtune": " ".join(f"{name} {pin}" for name, pin in TORCHTUNE.items()),
-    }
-    record: SupervisedRecord = {
-        "date": today(),
-        "code": code(),
-        "peer": "; ".join(text for name, text in names.items() if name in peers),
-        "overrides": loaded.overrides,
-        "device": describe_for(loaded.recipe),
-        "packages": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
-        "steps": count,
-        "repeats": repeats,
-        "stages_beside": {**beside},
-    }
-    if environments := peers - {"here"}:
-        record["peer_packages"] = {name: versions(python_of(name)) for name in sorted(environments)}
-    return record
+def show(title: str, found: Mapping[StageName, Mapping[str, dict[str, Any]]]) -> None:
+    """Print the figures of all stages. Seconds are the process's on a CPU."""
+    rows = []
+    for stage, sides in found.items():
+        for name, row in sides.items():
+            faster, speed = row.get("times_faster"), row.get("tokens_per_second")
+            low, high = row.get("times_faster_range", (0, 0))
+            phases = ", ".join(f"{phase} {seconds:.3g}" for phase, seconds in row.get("phases", {}).items())
+            cells = (f"{row['step']:.3g}", f"{speed:,.0f}" if speed else "-", gb(row["peak_bytes"]))
+            ratio = f"{faster:.2f} [{low:.2f}, {high:.2f}]" if faster else "-"
+            memory = f"{row['memory_ratio']:.2f}" if faster else "-"
+            rows.append((stage, name, *cells, ratio, memory, phases))
+    columns = ("stage", "", "step, s", "tokens/s", "peak, GB", "ours, times faster", "our memory", "phases, s")
+    rows_table(title, columns, rows)
 
 
 if __name__ == "__main__":

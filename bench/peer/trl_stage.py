@@ -24,8 +24,7 @@ from trl import (
     SFTTrainer,
 )
 
-from bench.peer.inputs import Asked
-from bench.peer.training import StepClock, timed
+from bench.peer.timing import StepClock
 from rlhf import recipe as recipes
 from rlhf.data.corpus import Corpus
 from rlhf.data.load import divide_rows
@@ -142,8 +141,8 @@ def same_settings(options: Dialogues | GroupOptions) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read `Asked` from the first argument as JSON; print what the steps took."""
-    asked: Asked = json.loads(sys.argv[1])
+    """Read what is asked from the first argument as JSON (bench/peer/__main__.py); print what the steps took."""
+    asked = json.loads(sys.argv[1])
     loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
     stage, recipe = asked["stage"], loaded.recipe
     run = StageRun(Path(asked["out"]), loaded, stage)
@@ -173,7 +172,9 @@ def main() -> None:
         callbacks=[clock],
         **({"reward_funcs": rewards_of(options, stage)} if isinstance(options, GroupOptions) else {}),
     )
-    print(json.dumps(timed(built, clock, device.type == "cuda", asked["warm_up"])))
+    clock.mark()
+    built.train()
+    print(json.dumps(clock.taken(device.type == "cuda", asked["warm_up"])))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""Predicted peaks: what fits which card, what is pinned, and what real tensors took."""

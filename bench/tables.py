@@ -1,0 +1,241 @@
+"""`python -m bench.tables`: write results/README.md, and the tables of README and docs that say what records say.
+
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; TABLES has the names. Nothing is measured or predicted
+here.
+"""
+
+import re
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench import records
+from bench.records import RECIPES, RESULTS, ROOT, device_text, read
+from rlhf.plan import side_by_side
+from rlhf.run import reader
+from rlhf.run.layout import METRICS, SAMPLES
+from rlhf.run.outcomes import Reproduction
+
+BLOCK = re.compile(r"(<!-- (?P<name>[^/].*?) -->\n)(?P<table>.*?)(<!-- /(?P=name) -->)", re.S)
+SECTIONS = {  # of results/README.md: kinds of records, and what they claim
+    "Learned": (
+        ("learned",),
+        "Recipes that were trained whole, with every seed; the interval is over held-out prompts.",
+    ),
+    "On a GPU": (("gpu",), "Random weights on an H200: memory, seconds and tests; each names its commit."),
+    "Beside TRL": (
+        ("peer",),
+        'Steps of both in turn on one machine; "1.7 times" means that ours is 1.7 times as fast.',
+    ),
+    "Regressions": (("steps", "memory", "against"), "What later measurements of the same recipe are compared with."),
+}
+SUMS = RESULTS / "cpu-smollm2-sums" / "v1" / "cpu"
+PICTURE = ROOT / "docs" / "images" / "sums.svg"
+SHOWN = 3  # questions of the table: the first held-out ones
+REWARD = "reward_numeric_answer"
+COLOURS = ("#1f6feb", "#cf222e", "#1a7f37", "#8250df", "#9a6700")
+
+
+def markdown(*rows: tuple[str, ...]) -> str:
+    """Return rows as a table; the first one is its heading."""
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *body)) + "\n"
+
+
+# -- results/README.md -------------------------------------------------------------------------------------------------
+
+
+def index(root: Path = RESULTS) -> str:
+    """Return the page of records: a section for each kind of claim, the newest record first within one."""
+    found = [(file, read(file)) for file in sorted(root.rglob("*.json"), key=lambda file: file.name, reverse=True)]
+    page = "# Results\n\nEvery measurement that is kept. `python -m bench.tables` writes this page from the records.\n"
+    for title, (kinds, claim) in SECTIONS.items():
+        rows = [_row(file.relative_to(root), record) for file, record in found if record.get("kind") in kinds]
+        heading = ("what was measured", "result", "device", "date, commit", "record")
+        page += f"\n## {title}\n\n{claim}\n\n{markdown(heading, *rows) if rows else 'None yet.'}"
+    return page
+
+
+def _row(file: Path, record: Mapping[str, Any]) -> tuple[str, ...]:
+    what, result = DESCRIBED[record["kind"]](record)
+    commit = (record["code"]["commit"] or "unknown")[:8]
+    date = re.search(r"\d{4}-\d{2}-\d{2}", file.name)
+    cells = what, result, device_text(record.get("device")), f"{date[0] if date else ''}, {commit}"
+    return *(cell.replace("|", "\\|") for cell in cells), f"[{file.name}]({file})"
+
+
+def _learned(record: Mapping[str, Any]) -> tuple[str, str]:
+    summaries = [summary for stages in record["seeds"].values() for summary in stages.values()]
+    judged = [target for summary in summaries for target in summary["targets"] if target.get("measured") is not None]
+    met = sum(target.get("verdict", target.get("within")) in ("met", "better", True) for target in judged)
+    targets = f"{met} of {len(judged)} targets met" if judged else "no targets"
+    return f"{record['recipe']} {record['version']}, {len(record['seeds'])} seeds", targets
+
+
+def _steps(record: Mapping[str, Any]) -> tuple[str, str]:
+    speeds = [
+        f"{s} {row['tokens_per_second']:,.0f}" for s, row in record["stages"].items() if "tokens_per_second" in row
+    ]
+    return f"{record['recipe']}: a few steps, {record['shape']} rows", f"tokens per second: {', '.join(speeds)}"
+
+
+def _memory(record: Mapping[str, Any]) -> tuple[str, str]:
+    errors = [abs(row["error"]) for row in record["phases"]]
+    median, worst = statistics.median(errors), max(errors)
+    return (
+        f"{record['recipe']}: predicted peaks beside measured",
+        f"{len(errors)} phases: {median:.1%}, worst {worst:.1%}",
+    )
+
+
+def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
+    parts = []
+    for stage, sides in record.get("stages_beside", {}).items():
+        ratios = {name: row["times_faster"] for name, row in sides.items() if "times_faster" in row}
+        tuned = sides.get("ours", {}).get("times_faster_tuned")  # of records from before each side had its own ratio
+        ratios |= {"trl, tuned": tuned} if tuned else {}
+        parts += [f"{stage} {ratio:.2f} times {name}" for name, ratio in ratios.items()]
+    return f"{record.get('recipe', 'a made-up model')} beside {record['peer']}", "; ".join(parts) or record.get(
+        "claim", ""
+    )
+
+
+def _gpu(record: Mapping[str, Any]) -> tuple[str, str]:
+    error = record.get("error")
+    return record.get("claim") or record["gpu_item"], record.get("why") or error or record["outcome"]
+
+
+def _against(record: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{record['recipe']}: a commit beside another", record.get("claim", "")
+
+
+DESCRIBED: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
+    "learned": _learned,
+    "steps": _steps,
+    "memory": _memory,
+    "peer": _peer,
+    "gpu": _gpu,
+    "against": _against,
+}
+
+
+# -- the sums of SmolLM2 -----------------------------------------------------------------------------------------------
+
+
+def sums() -> str:
+    """Return the first held-out questions with both answers, then each seed's share of right ones."""
+    file = max(SUMS.glob("*.json"), key=lambda file: file.name)
+    record = reader.read(file, Reproduction)
+    assert record is not None
+    samples = [*map(_json, (file.with_suffix("") / "seed-0" / SAMPLES).read_text(encoding="utf-8").splitlines())]
+    rows = [
+        (_cell(row["messages"][-1]["content"].partition("?")[0] + "?"), *(_cell(row[p]["response"]) for p in SIDES))
+        for row in samples[:SHOWN]
+    ]
+    for seed, stages in record.seeds.items():
+        telemetry = (file.with_suffix("") / f"seed-{seed}" / "telemetry.jsonl").read_text(encoding="utf-8").splitlines()
+        minutes = sum(_json(line)["cpu/total"] for line in telemetry) / 60
+        shares = [_share(stages["evaluate"].metrics, policy) for policy in SIDES]
+        rows.append((f"**right, seed {seed}** ({minutes:.1f} CPU minutes)", *shares))
+    return markdown(("held-out question", "answer before", "answer after"), *rows)
+
+
+SIDES = ("base", "grpo")
+
+
+def _json(line: str) -> dict[str, Any]:
+    import json
+
+    content: dict[str, Any] = json.loads(line)
+    return content
+
+
+def _cell(text: str) -> str:
+    """Return a text as the cell of a table: on one line, with the signs of Markdown shown as they are."""
+    return re.sub(r"([|*_<\\`$])", r"\\\1", " ".join(text.split()))
+
+
+def _share(metrics: Mapping[str, Any], policy: str) -> str:
+    """Return a policy's share of right answers with its 95 % interval."""
+    value, low, high = (100 * metrics[f"{policy}/{REWARD}{end}"] for end in ("", "_low", "_high"))
+    return f"{value:.1f} % ({low:.1f} to {high:.1f})"
+
+
+def picture() -> str:
+    """Return the share of right answers over the steps as SVG: in training as lines, on held-out questions as dots."""
+    folder = max(SUMS.glob("*.json"), key=lambda file: file.name).with_suffix("")
+    logs = {
+        file.parent.name.removeprefix("seed-"): [*map(_json, file.read_text(encoding="utf-8").splitlines())]
+        for file in sorted(folder.glob(f"seed-*/{METRICS}"))
+    }
+    last = max(lines[-1]["step"] for lines in logs.values())
+    left, top, wide, high = 58, 14, 566, 222  # of the area that is drawn in, pixels
+
+    def at(step: float, share: float) -> str:
+        return f"{left + wide * step / last:.1f},{top + high * (1 - share):.1f}"
+
+    parts = []
+    for percent in range(0, 101, 20):
+        y = top + high * (1 - percent / 100)
+        parts.append(f'<path d="M{left},{y:.1f}H{left + wide}" class="grid"/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" class="end">{percent}</text>')
+    parts += [
+        f'<text x="{left + wide * step / last:.1f}" y="{top + high + 18}" class="mid">{step}</text>'
+        for step in range(0, last + 1, 5)
+    ]
+    for (seed, lines), colour in zip(logs.items(), COLOURS, strict=False):
+        points = " ".join(at(line["step"], line.get("objective/scores") or 0.0) for line in lines)
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" opacity="0.6"/>')
+        for step, share in held_out(lines):
+            x, _, height = at(step, share).partition(",")
+            parts.append(
+                f'<circle cx="{x}" cy="{height}" r="4" fill="{colour}"><title>seed {seed}: {share:.1%}</title></circle>'
+            )
+        parts.append(f'<text x="{left + 12}" y="{top + 18 + 16 * int(seed)}" fill="{colour}">seed {seed}</text>')
+    note = "step of GRPO. Lines: the 64 answers of a step; dots: answers to 64 held-out questions; right answers in %"
+    parts.append(f'<text x="{left}" y="{top + high + 42}">{note}</text>')
+    style = "text{font:12px sans-serif;fill:#57606a}.end{text-anchor:end}.mid{text-anchor:middle}.grid{stroke:#8884}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 300" role="img"><title>{note}</title>'
+    return f"{head}<style>{style}</style>{''.join(parts)}</svg>\n"
+
+
+def held_out(lines: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    """Return the steps at which held-out questions were answered, and the share that was right: the base's at 0."""
+    base = next(line[f"eval/{REWARD}_base"] for line in lines if f"eval/{REWARD}_base" in line)
+    shares = [(0, base), *((line["step"], line.get(f"eval/{REWARD}")) for line in lines)]
+    return [(step, share) for step, share in shares if share is not None]
+
+
+# -- the pages ---------------------------------------------------------------------------------------------------------
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "guides": lambda: side_by_side.markdown(side_by_side.lines(RECIPES, RESULTS), ROOT) + "\n",
+    "sums": sums,
+}
+
+
+def written(text: str) -> str:
+    """Return a page's text with its tables as they should be."""
+    return BLOCK.sub(
+        lambda block: block[1] + (TABLES[block["name"]]() if block["name"] in TABLES else block["table"]) + block[4],
+        text,
+    )
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Write results/README.md, the tables of README and docs, and the picture of the sums."""
+    (records.RESULTS / "README.md").write_text(index(), encoding="utf-8")
+    PICTURE.write_text(picture(), encoding="utf-8")
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))):
+        before = page.read_text(encoding="utf-8")
+        if (after := written(before)) != before:
+            page.write_text(after, encoding="utf-8")
+            print(f"written: {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
