@@ -110,7 +110,7 @@ def forecast(loaded: PinnedRecipe, stage: StageName, timed: bool = True) -> runn
         if timed and stage in TRAINING_STAGES and (peak is not None or cache.file_of(loaded, stage).is_file()):
             with suppress(PredictionError):
                 predicted: dict[StageName, PredictedStage] = {stage: predictor.predict(loaded, stage)}
-                time = plan_of(loaded, predicted, None, None, read_rows(loaded.recipe, [stage])).stages[stage].time
+                time = plan_of(loaded, predicted, None, read_rows(loaded.recipe, [stage])).stages[stage].time
     if time is None:
         return runner.Forecast(peak)
     hours = (time.projected_hours, *time.projected_hours_range)

@@ -26,10 +26,9 @@ from rlhf.new.model import ModelFacts, check_name, describe, read_model
 from rlhf.new.options import KNOWN_CARDS, ChosenCard, NewOptions
 from rlhf.plan import machine, prediction_file
 from rlhf.plan import plan as planning
-from rlhf.plan.fit import USABLE, Fit, fit
+from rlhf.plan.fit import USABLE, Fit, fit, four_bit_changes, micro_batch
 from rlhf.plan.own_rows import OwnRows, read_rows
 from rlhf.plan.predict import Predictor, card_needed_bytes
-from rlhf.plan.strategies import four_bit_changes, micro_batch
 from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.libraries import quiet_libraries
 from rlhf.process.sizes import size_in_bytes
@@ -229,12 +228,11 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Wor
             content = making.within_budget(content.with_changed_keys(fitted.changes), fitted)
             loaded = _write_recipe(draft, content)
             say("predicting the whole chain")
-            needs = prediction_file.needs(predictor, loaded)
-            table = prediction_file.needs_table(needs, options.card.memory_gb)
+            predicted = prediction_file.predicted(predictor, loaded)
+            table = prediction_file.needs_table(predicted.needed, options.card.memory_gb)
             readme = render("README.md", content, recipe_name=target.parent.name, folder=target, needs_table=table)
             (draft / "README.md").write_text(readme, encoding="utf-8")
-            step, _ = prediction_file.decoding_step(predictor, loaded)
-            prediction_file.pin(draft, prediction_file.peaks(predictor, loaded), step, None, needs)
+            prediction_file.write(draft, predicted)
             hours = planning.training_hours(loaded, fitted.stages, making.own)
             _place(draft, target)
     return NewRecipe(target, recipes.load(target), making.stages, fitted, hours, making.rates, content.notes)

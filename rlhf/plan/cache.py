@@ -8,33 +8,25 @@ from pydantic import TypeAdapter, ValidationError
 
 from peakmem import cards
 from rlhf.files import cache_root, replacing, sha256
-from rlhf.plan.phases import (
-    DECODING_STEP,
-    UPDATE_PASS,
-    RehearsalName,
-    RehearsedPasses,
-    RehearsedStage,
-    RehearsedStep,
-)
+from rlhf.plan.phases import RehearsedStage
 from rlhf.process.cuda import expandable_segments
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.pinned import content_hash
-from rlhf.recipe.stages import EVALUATE, ONLINE, STAGE_TABLE
+from rlhf.recipe.stages import EVALUATE, STAGE_TABLE
 from rlhf.run.packages import hash_of_modules, package_version
 from rlhf.terminal import say
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 NOT_REHEARSED = ("cli", "commands", "plan", "rating", "report")  # parts of rlhf; of `plan`, a rehearsal runs some
-Answer = TypeVar("Answer", RehearsedStage, RehearsedStep, RehearsedPasses, cards.Rates)
+Answer = TypeVar("Answer", RehearsedStage, cards.Rates)
 
 
-def file_of(loaded: PinnedRecipe, name: RehearsalName) -> Path:
+def file_of(loaded: PinnedRecipe, name: StageName) -> Path:
     """Return the file of a rehearsal's answer, named after all that the answer depends on.
 
     Whether a recipe can be rehearsed may also depend on the other stages; a refusal is not stored.
     """
-    sizes_from = ONLINE if name in (DECODING_STEP, UPDATE_PASS) else STAGE_TABLE[name].sizes_from
-    deciding = {"model", "tokenizer", "data", "lora", EVALUATE, name, *sizes_from}
+    deciding = {"model", "tokenizer", "data", "lora", EVALUATE, name, *STAGE_TABLE[name].sizes_from}
     recipe = loaded.recipe.model_dump(mode="json", include=deciding)  # other stages only bring adapters of one shape
     roles = [loaded.recipe.start, *(loaded.recipe.policies() if name == EVALUATE else [])]
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})

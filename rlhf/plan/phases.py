@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, with_config
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, with_config
 
 from peakmem import events
 from rlhf.errors import UserError
@@ -15,10 +15,6 @@ PHASES = ("load", "evaluate", "train", "rollout", "prefill", "decode", "score", 
 PHASES_OF_A_STEP = ("train", "rollout", "score", "update")  # of which a step consists
 REHEARSED_STEPS = 2  # of a rehearsed stage; the second one has optimizer states, and its work is what is counted
 MOST_REPEATS = 2  # in a rehearsal, of a step's micro-batches or minibatches and of held-out batches
-DECODING_STEP: Literal["decoding step"] = "decoding step"
-UPDATE_PASS: Literal["update pass"] = "update pass"
-# What is rehearsed: a stage, one step of sampling, or the two passes of an update.
-RehearsalName = StageName | Literal["decoding step", "update pass"]
 ON_HOST = tuple(stage for stage, row in STAGE_TABLE.items() if row.on_host)  # stages that leave the card alone
 # What a rehearsal finds, by peakmem's names.
 DEPTHS = events.DEPTHS  # layers with which a stage is rehearsed
@@ -44,11 +40,11 @@ ONLY_KNOWN_KEYS = ConfigDict(extra="forbid")  # in a question or an answer as JS
 @with_config(ONLY_KNOWN_KEYS)
 @dataclass(frozen=True)
 class Question:
-    """What a rehearsal is asked: which stage, decoding step or pass of an update, of which recipe."""
+    """What a rehearsal is asked: which stage of which recipe."""
 
     recipe: str  # its folder
     overrides: dict[str, Any]  # rlhf.recipe.Changes; pydantic has no form for a recursive alias
-    name: RehearsalName
+    name: StageName
     expandable: bool  # whether the allocator has expandable segments
 
 
@@ -72,37 +68,9 @@ class RehearsedStage:
     highest: dict[str, Parts] = field(default_factory=dict)  # at each phase's peak; of the phases that were repeated
 
 
-@dataclass(frozen=True)
-class RehearsedRole:
-    """The operations of one decoding step of a role; a plain layer has no adapters, and None says that none is."""
-
-    per_layer: int
-    per_plain_layer: int | None
-    outside: int
-    unsafe: list[str]
-
-
-@with_config(ONLY_KNOWN_KEYS)
-@dataclass(frozen=True)
-class RehearsedStep:
-    """The answer of a rehearsal about a decoding step."""
-
-    roles: Annotated[dict[str, RehearsedRole], Field(min_length=1)]
-
-
-@with_config(ONLY_KNOWN_KEYS)
-@dataclass(frozen=True)
-class RehearsedPasses:
-    """The answer of a rehearsal about an update: operations of a layer by trunk, of its forward and backward pass."""
-
-    per_layer: Annotated[dict[str, dict[str, int]], Field(min_length=1)]
-
-
 # What reads a question or an answer from JSON, checks it and writes it.
 QUESTION_TYPE = TypeAdapter(Question)
 STAGE_ANSWER = TypeAdapter(RehearsedStage)
-STEP_ANSWER = TypeAdapter(RehearsedStep)
-PASSES_ANSWER = TypeAdapter(RehearsedPasses)
 
 
 class PredictedStage(NamedTuple):
@@ -113,14 +81,3 @@ class PredictedStage(NamedTuple):
 
 
 Predict = Callable[[PinnedRecipe, StageName], PredictedStage]
-
-
-@dataclass(frozen=True)
-class StepOperations:
-    """Operations of one decoding step, each at least one kernel."""
-
-    per_layer: int  # with adapters
-    outside: int  # before, between and after the layers
-    total: int
-    unsafe: list[str]  # what a captured graph must not hold, with the reason
-    per_plain_layer: int | None = None  # without adapters; None if all layers have them

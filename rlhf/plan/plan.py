@@ -18,7 +18,6 @@ from rlhf.plan.phases import (
     PredictedPhase,
     PredictedStage,
     PredictionError,
-    StepOperations,
 )
 from rlhf.plan.predict import Predictor, card_needed_bytes, card_reserved_bytes
 from rlhf.plan.reward_models import beside
@@ -82,7 +81,6 @@ class PlannedStage:
     verdict: VerdictWord | None  # on the peak, by the published figures
     phases: dict[str, PlannedPhase]
     time: StageTime | None  # None where rates of the card or the number of rows are not known
-    decoding_step: dict[str, StepOperations] | None  # of a rollout, by role
     no_time: str | None = None  # why hours of a stage that trains are not projected
     reward_bytes: int = 0  # that reward models of others take beside the stage
 
@@ -131,29 +129,24 @@ def make_plan(
     """
     check_type(loaded.recipe)
     own = read_rows(loaded.recipe, stages)
-    predicted, step = {}, None
+    predicted = {}
     for number, stage in enumerate(stages, 1):
         say(f"rehearsing {stage} ({number} of {len(stages)})")
         predicted[stage] = predictor.predict(loaded, stage)
-        step = predictor.decoding_step(loaded) if stage == loaded.recipe.rollout_stage() else step
-    return plan_of(loaded, predicted, price, step, own)
+    return plan_of(loaded, predicted, price, own)
 
 
 def plan_of(
     loaded: PinnedRecipe,
     predicted: Mapping[StageName, PredictedStage],
     price: float | None = None,
-    step: dict[str, StepOperations] | None = None,
     own: OwnRows | None = None,
 ) -> Plan:
-    """Return the plan that follows from predictions; `step` is a decoding step of the rollout by role."""
-    hardware, rollout = loaded.recipe.hardware, loaded.recipe.rollout_stage()
+    """Return the plan that follows from predictions."""
+    hardware = loaded.recipe.hardware
     on_cpu = hardware.device == "cpu"
     free, measured = (memory.free(), rates_of(loaded.recipe)) if on_cpu else (None, None)
-    planned = {
-        stage: _stage(loaded, stage, of_stage, price, step if stage == rollout else None, own, free)
-        for stage, of_stage in predicted.items()
-    }
+    planned = {stage: _stage(loaded, stage, of_stage, price, own, free) for stage, of_stage in predicted.items()}
     return Plan(
         recipe=loaded.name,
         version=loaded.version,
@@ -212,7 +205,6 @@ def _stage(
     stage: StageName,
     predicted: PredictedStage,
     price: float | None,
-    step: dict[str, StepOperations] | None,
     own: OwnRows | None,
     free: memory.Free | None,
 ) -> PlannedStage:
@@ -239,7 +231,6 @@ def _stage(
         verdict=_peak_verdict(loaded, stage, whole.peak_bytes),
         phases={name: _phase(phase) for name, phase in predicted.phases.items()},
         time=None if no_time else _time(loaded, stage, predicted, price, rows),
-        decoding_step=step,
         no_time=no_time,
     )
 

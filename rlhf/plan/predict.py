@@ -9,29 +9,20 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 
-from pydantic import TypeAdapter
-
 from peakmem import cards, extrapolate
 from rlhf.files import JsonObject
 from rlhf.plan import cache, ranks
-from rlhf.plan.cache import Answer
 from rlhf.plan.phases import (
-    DECODING_STEP,
     ON_HOST,
-    PASSES_ANSWER,
     QUESTION_TYPE,
     STAGE_ANSWER,
-    STEP_ANSWER,
-    UPDATE_PASS,
     WHOLE,
     PredictedPhase,
     PredictedStage,
     PredictionError,
     Question,
-    RehearsalName,
-    RehearsedRole,
+    RehearsedStage,
     Reserved,
-    StepOperations,
 )
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
@@ -73,7 +64,7 @@ class Predictor:
         Raises PredictionError if the recipe has no architecture, or if its rehearsal fails.
         """
         layers = _layers(loaded)
-        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage, STAGE_ANSWER)
+        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
         shallow, deeper = rehearsed.depths
         phases = extrapolate(
             shallow, deeper, layers, functools.partial(workspaces, loaded.recipe, stage), rehearsed.highest
@@ -86,40 +77,16 @@ class Predictor:
             whole = whole._replace(needed_bytes=max(whole.peak_bytes, *needed))
         return ranks.divide(loaded.recipe, stage, PredictedStage(whole, phases))
 
-    def decoding_step(self, loaded: PinnedRecipe) -> dict[str, StepOperations] | None:
-        """Return the operations of a decoding step of a rollout by role; None if none is captured as a graph.
-
-        Raises PredictionError when the recipe has no architecture, or the step cannot be rehearsed.
-        """
-        stage = loaded.recipe.rollout_stage()
-        if loaded.recipe.hardware.device != "cuda" or stage is None:
-            return None
-        layers = _layers(loaded)
-        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), DECODING_STEP, STEP_ANSWER)
-        return {role: _of_all_layers(n, layers, 0) for role, n in rehearsed.roles.items()}
-
-    def update_passes(self, loaded: PinnedRecipe) -> dict[str, dict[str, int]]:
-        """Return the operations of a layer in the passes of an update, by trunk and by pass.
-
-        Empty without a card or a stage that updates a policy by samples of its own. Raises PredictionError when the
-        recipe has no architecture, or the passes cannot be rehearsed.
-        """
-        stage = loaded.recipe.rollout_stage()
-        if loaded.recipe.hardware.device != "cuda" or stage is None:
-            return {}
-        _layers(loaded)
-        return self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), UPDATE_PASS, PASSES_ANSWER).per_layer
-
-    def _rehearsed(self, loaded: PinnedRecipe, name: RehearsalName, form: TypeAdapter[Answer]) -> Answer:
+    def _rehearsed(self, loaded: PinnedRecipe, name: StageName) -> RehearsedStage:
         """Return the answer of a rehearsal, from the cache if it was rehearsed before."""
         file = cache.file_of(loaded, name)
-        answer = cache.read(file, form)
+        answer = cache.read(file, STAGE_ANSWER)
         if answer is None:
-            answer = form.validate_python(self._rehearse(loaded, name))
-            cache.write(file, form, answer)
+            answer = STAGE_ANSWER.validate_python(self._rehearse(loaded, name))
+            cache.write(file, STAGE_ANSWER, answer)
         return answer
 
-    def _rehearse(self, loaded: PinnedRecipe, name: RehearsalName) -> JsonObject:
+    def _rehearse(self, loaded: PinnedRecipe, name: StageName) -> JsonObject:
         """Return the worker's answer as JSON's types. Raises PredictionError where it has none."""
         if self._worker is None:
             self._worker = _start_worker()
@@ -140,12 +107,6 @@ class Predictor:
             raise PredictionError(f"memory of {name} cannot be predicted: {reason}")
         result: JsonObject = answer["result"]
         return result
-
-
-def _of_all_layers(role: RehearsedRole, adapted: int, plain: int) -> StepOperations:
-    """Return a role's operations of a decoding step of a model with `adapted` and `plain` layers."""
-    total = role.outside + adapted * role.per_layer + plain * (role.per_plain_layer or 0)
-    return StepOperations(role.per_layer, role.outside, total, role.unsafe, role.per_plain_layer)
 
 
 def _with_reserved(phase: PredictedPhase, name: str, replayed: Mapping[str, Reserved] | None) -> PredictedPhase:

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple, cast
 from rlhf.files import JsonObject
 from rlhf.plan.phases import ON_HOST
 from rlhf.plan.plan import Plan, PlannedPhase
-from rlhf.plan.strategies import StrategyCost
 from rlhf.recipe import PinnedRecipe, StageName, published, totals
 from rlhf.recipe.choices import Component
 from rlhf.recipe.published import Figure, Verdict, verdict_of
@@ -70,42 +69,27 @@ class ComparedFigure:
         }
 
 
-def compare(loaded: PinnedRecipe, plan: Plan, costs: Mapping[str, StrategyCost]) -> list[ComparedFigure]:
-    """Compare every published figure of the recipe with its plan, and with the `costs` of strategies on SFT."""
+def compare(loaded: PinnedRecipe, plan: Plan) -> list[ComparedFigure]:
+    """Compare every published figure of the recipe with its plan."""
     rows = []
     for figure in loaded.figures:
-        value = None if figure.metric is None else predicted(plan, costs, figure, figure.metric)
-        verdict = verdict_of(figure, value.value, value.ends) if value else _unpredicted(figure, plan, costs)
+        value = None if figure.metric is None else predicted(plan, figure, figure.metric)
+        verdict = verdict_of(figure, value.value, value.ends) if value else _unpredicted(figure, plan)
         rows.append(ComparedFigure(figure, value, verdict))
     return rows
 
 
-def of_strategy(loaded: PinnedRecipe, strategy: str, measured: Mapping[str, float] | None = None) -> list[str]:
-    """Return what is published about a strategy's effect, in its own units, with the verdict on what was `measured`.
-
-    Keys of `measured`: memory_gb, memory_percent, time_percent, time_factor.
-    """
-    texts = []
-    for figure in loaded.figures:
-        start, _, quantity = (figure.metric or "").rpartition(".")
-        if start == f"effect.{strategy}":
-            verdict = f": {verdict_of(figure, measured[quantity])}" if measured else ""
-            texts.append(f"{quantity} {wording.span(*figure.printed)}{verdict}")
-    return texts
-
-
-def predicted(plan: Plan, costs: Mapping[str, StrategyCost], figure: Figure, metric: str) -> Predicted | None:
+def predicted(plan: Plan, figure: Figure, metric: str) -> Predicted | None:
     """Return what is predicted or projected for a figure's `metric`; None if only a run can tell.
 
     `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`; the peak that a
     target of our own is compared with is that of every stage);
     `component_gb.<name>`, the most that a component takes in any phase; `adapter_gb`, `base_model_gb`,
-    `merged_model_gb`; `effect.<strategy>.<memory_gb|memory_percent>`, of a strategy alone on SFT's step without any.
-    Its times (`time_percent`, `time_factor`) are not predicted: operations are counted, and they are not time.
+    `merged_model_gb`.
     """
     if metric in ("hours", "cost_usd"):
         return _of_time(plan, totals.CHAIN if figure.stage == "all" else (figure.stage,), metric)
-    value = _of_memory(plan, costs, figure, metric)
+    value = _of_memory(plan, figure, metric)
     return None if value is None else Predicted(value, value, value)
 
 
@@ -121,7 +105,7 @@ def _of_time(plan: Plan, stages: Sequence[StageName], metric: str) -> Predicted 
     return Predicted(*map(sum, zip(*known, strict=True)))
 
 
-def _of_memory(plan: Plan, costs: Mapping[str, StrategyCost], figure: Figure, metric: str) -> float | None:
+def _of_memory(plan: Plan, figure: Figure, metric: str) -> float | None:
     stage, stages = figure.stage, plan.stages
     if metric == "peak_vram_gb":
         wanted = (stage,) if stage != "all" else totals.CHAIN if figure.guide else tuple(stages)
@@ -134,9 +118,6 @@ def _of_memory(plan: Plan, costs: Mapping[str, StrategyCost], figure: Figure, me
         return _most(stages[SFT].phases, "adapters") if SFT in stages else None
     if metric in ("base_model_gb", "merged_model_gb"):
         return _most(stages[MERGE].phases, "base")
-    if metric.startswith("effect."):
-        _, strategy, quantity = metric.split(".")
-        return _effect(costs, strategy, quantity)
     return None
 
 
@@ -144,14 +125,7 @@ def _most(phases: Mapping[str, PlannedPhase], component: Component) -> float:
     return max(phase.components.get(component, 0) for phase in phases.values()) / GB
 
 
-def _effect(costs: Mapping[str, StrategyCost], strategy: str, quantity: str) -> float | None:
-    if strategy not in costs:
-        return None
-    before, after = costs["none"].peak_bytes, costs[strategy].peak_bytes
-    return {"memory_gb": (after - before) / GB, "memory_percent": 100 * (after / before - 1)}.get(quantity)
-
-
-def _unpredicted(figure: Figure, plan: Plan, costs: Mapping[str, StrategyCost]) -> Verdict:
+def _unpredicted(figure: Figure, plan: Plan) -> Verdict:
     """Return the verdict on a figure that has no prediction: why it cannot be compared, or what measures it."""
     metric = figure.metric
     if metric is None:
@@ -159,7 +133,5 @@ def _unpredicted(figure: Figure, plan: Plan, costs: Mapping[str, StrategyCost]) 
     if metric == "cost_usd" and plan.price_per_hour is None:
         return Verdict(published.NOT_COMPARED, "projected with --price")
     if metric.startswith("effect."):
-        counted = costs.get(metric.split(".")[1])
-        operations = f"; {counted.flops:.2f} times the operations are counted" if counted else ""
-        return Verdict(published.NOT_COMPARED, published.why_not_measured(metric) + operations)
+        return Verdict(published.NOT_COMPARED, published.why_not_measured(metric))
     return Verdict(published.NOT_COMPARED, f"known after {'the chain' if figure.stage == 'all' else figure.stage}")

@@ -124,7 +124,7 @@ def _of_recipe(first: Path, results: Path, here: Found) -> Iterator[Line]:
             ]
             if not shown:
                 continue
-            values = [published_figures.predicted(made, {}, shown[0], quantity) if made else None for made in plans]
+            values = [published_figures.predicted(made, shown[0], quantity) if made else None for made in plans]
             found = next(filter(None, (_total(stage, quantity, one) for one in known)), None)
             judged = figures.get(found.version, ()) if found else shown  # what is expected differs by version
             of_version = [f for f in judged if (f.stage, f.metric) == (stage, quantity) and not f.not_comparable]

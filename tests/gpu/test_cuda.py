@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.memory.measure import measure
+from bench.peaks import measure
 from peakmem.allocator import LARGE_SEGMENT
 from rlhf import recipe
 from rlhf.data.batch import collate

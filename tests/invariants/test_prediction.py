@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from trl.trainer import dpo_trainer, kto_trainer, reward_trainer, sft_trainer
 
-from bench.memory.measure import RealRuns, measure
+from bench.peaks import RealRuns, measure
 from peakmem import cards
 from peakmem.allocator import LARGE_SEGMENT
 from peakmem.device import KNOWN

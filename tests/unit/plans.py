@@ -27,7 +27,6 @@ def planned_stage(**changes: Any) -> PlannedStage:
         "verdict": None,
         "phases": {},
         "time": None,
-        "decoding_step": None,
     }
     return PlannedStage(**fields | changes)
 

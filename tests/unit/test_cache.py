@@ -12,7 +12,6 @@ from peakmem import cards
 from rlhf import recipe
 from rlhf.plan import cache, machine
 from rlhf.plan.cache import file_of
-from rlhf.plan.phases import DECODING_STEP, RehearsalName
 from rlhf.process.cuda import expandable_segments
 from rlhf.run.packages import hash_of_modules
 from tests.helpers import RECIPE, noted
@@ -49,11 +48,10 @@ SECTIONS: dict[str, recipe.Changes] = {  # a change in each section
 
 EVERYWHERE = {"model", "tokenizer", "data", "lora", "evaluate", "hardware"}
 
-OWN: dict[RehearsalName, set[str]] = {
+OWN: dict[recipe.StageName, set[str]] = {
     **{stage: {stage} for stage in ("sft", "rm", "ppo", "dpo")},
     "merge": {"merge", "sft"},
     "evaluate": {"rm"},
-    DECODING_STEP: {"ppo"},
 }
 
 

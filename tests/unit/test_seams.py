@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.memory.measure import alone
+from bench.peaks import alone
 from peakmem.tracker import Tracker
 from rlhf.plan.phases import PHASES
 from rlhf.plan.rehearsal import seams

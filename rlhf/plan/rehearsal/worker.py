@@ -1,8 +1,8 @@
 """The process that rehearses: it answers questions, one JSON object a line, until there are no more.
 
 It is a process of its own, so that patches and stand-ins end with it: `python -m rlhf.plan.rehearsal.worker`. From
-each line of its input it reads a Question, and it writes {"result": ANSWER} or {"error": MESSAGE}. An answer is a
-RehearsedStage, for DECODING_STEP a RehearsedStep, for UPDATE_PASS a RehearsedPasses (all in rlhf/plan/phases.py).
+each line of its input it reads a Question, and it writes {"result": a RehearsedStage} or {"error": MESSAGE}
+(rlhf/plan/phases.py).
 """
 
 import gc
@@ -15,44 +15,10 @@ from pathlib import Path
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.plan.phases import (
-    DECODING_STEP,
-    PASSES_ANSWER,
-    QUESTION_TYPE,
-    STAGE_ANSWER,
-    STEP_ANSWER,
-    UPDATE_PASS,
-    RehearsedPasses,
-    RehearsedRole,
-    RehearsedStep,
-)
+from rlhf.plan.phases import QUESTION_TYPE, STAGE_ANSWER
 from rlhf.plan.rehearsal.meta_runs import RehearsalsAtDepths
 from rlhf.plan.rehearsal.seams import with_seams
 from rlhf.process.libraries import import_bitsandbytes
-from rlhf.recipe import PinnedRecipe
-
-
-def _operations(loaded: PinnedRecipe) -> RehearsedStep:
-    """Return what a decoding step of each role launches, and what no captured graph may hold."""
-    from rlhf.plan.rehearsal.decoding_step import decoding_steps
-
-    roles = {
-        role: RehearsedRole(
-            per_layer=len(step.per_layer),
-            per_plain_layer=None if step.per_plain_layer is None else len(step.per_plain_layer),
-            outside=len(step.outside),
-            unsafe=[f"{operation.name} {operation.unsafe}" for operation in step.unsafe],
-        )
-        for role, step in decoding_steps(loaded).items()
-    }
-    return RehearsedStep(roles)
-
-
-def _passes(loaded: PinnedRecipe) -> RehearsedPasses:
-    """Return what a layer launches in the passes of an update."""
-    from rlhf.plan.rehearsal.update_pass import update_passes
-
-    return RehearsedPasses(update_passes(loaded))
 
 
 def main() -> None:
@@ -72,12 +38,7 @@ def main() -> None:
             answer: JsonObject
             try:
                 loaded = recipes.load(Path(question.recipe), question.overrides)
-                if question.name == DECODING_STEP:
-                    result = STEP_ANSWER.dump_python(_operations(loaded))
-                elif question.name == UPDATE_PASS:
-                    result = PASSES_ANSWER.dump_python(_passes(loaded))
-                else:
-                    result = STAGE_ANSWER.dump_python(rehearse(loaded, question.name, question.expandable))
+                result = STAGE_ANSWER.dump_python(rehearse(loaded, question.name, question.expandable))
                 answer = {"result": result}
             except Exception as error:
                 traceback.print_exc()
