@@ -1,65 +1,70 @@
-"""`rlhf compare`: two runs on the same held-out prompts."""
+"""`rlhf compare`: runs on the held-out prompts that they share."""
 
 import json
+import sys
 from pathlib import Path
 
 import click
 
-from rlhf.cli.choice import tell_if_edited
-from rlhf.cli.options import OneOf, StrictCommand, existing_files, run_or_stage
+from rlhf.cli.choice import recipes_root, tell_if_edited
+from rlhf.cli.options import OUTPUT, OneOf, StrictCommand, existing_files, run_or_stage
 from rlhf.evaluation import compare
-from rlhf.evaluation.compare import COMPARED_POLICIES
-from rlhf.recipe.stages import PolicyLabel
-from rlhf.run.evidence import IS_BETTER, IS_WORSE, NOT_KNOWN, way_to_know
-from rlhf.run.named import NamedRun
-from rlhf.terminal import harmless, screen, wording
+from rlhf.evaluation.compare import COMPARED_POLICIES, PolicyComparison, PolicyEvaluation
+from rlhf.process.task import run_child, task_of
+from rlhf.recipe.stages import EVALUATE, PolicyLabel
+from rlhf.report import comparison
+from rlhf.run.named import NamedRun, recipe_of
+from rlhf.terminal import harmless, screen
 from rlhf.terminal.tables import rows_table
 
-KEYS_SHOWN = 6  # different settings that are printed
+
+def _runs(context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> list[NamedRun]:
+    """Return the runs, or the stages' folders in runs, that were named. Raises OptionError for one that is absent."""
+    return [run_or_stage(context, parameter, path) for path in paths]
 
 
 @click.command("compare", cls=StrictCommand)
-@click.argument("a", type=click.Path(path_type=Path), callback=run_or_stage)
-@click.argument("b", type=click.Path(path_type=Path), callback=run_or_stage)
-@click.option(
-    "--stage",
-    type=OneOf(COMPARED_POLICIES),
-    help="Policy to compare: of A, and of B too unless --stage-b is given. [default: that of a stage's folder, or the "
-    "first trained one of A]",
-)
-@click.option("--stage-b", type=OneOf(COMPARED_POLICIES), help="Policy of B to compare. [default: that of --stage]")
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), callback=_runs)
+@click.option("--stage", type=OneOf(COMPARED_POLICIES), help="Policy to compare. [default: the first trained one of A]")
 @click.option(
     "--scored",
     multiple=True,
     type=click.Path(path_type=Path),
     callback=existing_files,
     metavar="FILE",
-    help="File that `rlhf score` wrote. Given twice, for A and then for B.",
+    help="File that `rlhf score` wrote, whose scores replace the run's own. Once for each run, in their order.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option(
+    "--to", type=OUTPUT, metavar="FILE", help="HTML file to write. [default: comparison.html in the last run]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of words and tables, and write no page.")
 def compare_runs(
-    a: NamedRun,
-    b: NamedRun,
-    stage: PolicyLabel | None,
-    stage_b: PolicyLabel | None,
-    scored: tuple[Path, ...],
-    as_json: bool,
+    runs: list[NamedRun], stage: PolicyLabel | None, scored: tuple[Path, ...], to: Path | None, as_json: bool
 ) -> None:
-    """Compare two runs on the same held-out prompts.
+    """Compare runs A B … on the held-out prompts that they share.
 
-    A and B are run directories, <out>/<recipe>/<version>, with a finished evaluation, or a policy's folder in one.
+    RUNS are run directories, <out>/<recipe>/<version>, or a policy's folder in one, such as <run>/dpo. Runs of one
+    recipe with several seeds count as one side. What was not evaluated yet is evaluated; nothing is trained.
     """
-    if len(scored) not in (0, 2):
-        raise click.BadParameter("give it twice, first for A and then for B", param_hint="--scored")
-    files = scored or (None, None)
-    tell_if_edited((a.directory, b.directory))
-    first = compare.load(a.directory, stage or _policy(a), files[0])
-    second = compare.load(b.directory, stage_b or _policy(b) or first.policy, files[1])
-    result = compare.compare_runs(first, second)
+    if len(runs) < 2 or len(scored) not in (0, len(runs)):
+        raise click.UsageError("name two runs or more, and --scored once for each or not at all")
+    tell_if_edited(run.directory for run in runs)
+    policy = stage or _policy(runs[0])
+    evaluations: list[PolicyEvaluation] = []
+    for run, file in zip(runs, scored or [None] * len(runs), strict=True):
+        _evaluate(run, wanted := (_policy(run) or policy))
+        evaluations.append(compare.load(run.directory, wanted, file))
+        policy = policy or evaluations[0].policy
+    first, *others = compare.pooled(evaluations)
+    found = [(first, other, compare.compare_runs(first, other)) for other in others]
     if as_json:
-        click.echo(json.dumps(result.as_json(), indent=2))
-    else:
-        _show(result)
+        click.echo(json.dumps([one.as_json() for _, _, one in found], indent=2))
+        return
+    for _, _, one in found:
+        _show(one)
+    file = to or runs[-1].directory / comparison.PAGE
+    comparison.write(found, file)
+    screen.OUT.print(f"page: {file}", soft_wrap=True)
 
 
 def _policy(run: NamedRun) -> PolicyLabel | None:
@@ -67,27 +72,29 @@ def _policy(run: NamedRun) -> PolicyLabel | None:
     return next((policy for policy in COMPARED_POLICIES if policy == run.stage), None)
 
 
-def _show(comparison: compare.PolicyComparison) -> None:
-    """Print the comparison as a table, with the settings in which the two runs differ."""
-    rows = []
-    for row in comparison.rows:
-        interval = f"{row.interval[0]:+.4g} to {row.interval[1]:+.4g}" if row.interval else ""
-        difference = f"{row.difference:+.4g}" if row.difference is not None else ""
-        verdict = f"B {row.verdict}" if row.verdict in (IS_BETTER, IS_WORSE) else row.verdict or ""
-        rows.append((row.name, wording.number(row.a), wording.number(row.b), difference, interval, verdict))
-    title = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.prompts} held-out prompts"
-    rows_table(harmless(title), ("", "A", "B", "B − A", "95 %", ""), rows, numbers=True)
-    for row in comparison.rows[:1]:
-        if row.verdict == NOT_KNOWN and row.difference:
-            way = way_to_know(row.difference, row.interval, comparison.prompts)
-            screen.OUT.print(f"{row.name}: {NOT_KNOWN} which is better; {way}")
-    keys = comparison.settings_that_differ
-    more = f" and {len(keys) - KEYS_SHOWN} more" if len(keys) > KEYS_SHOWN else ""
-    message = f"settings that differ: {', '.join(keys[:KEYS_SHOWN])}{more}" if keys else "the settings are the same"
-    screen.OUT.print(message, style="dim")
-    if any(row.name == "score" and row.difference is None for row in comparison.rows):
-        screen.OUT.print(
-            "each run has scores of its own reward model, without a common unit: `rlhf score` both samples.jsonl "
-            "with one of them, then give the two files with --scored",
-            style="dim",
-        )
+def _evaluate(run: NamedRun, policy: PolicyLabel | None) -> None:
+    """Evaluate a run unless its evaluation has seen this policy. Exits with the exit code of one that fails."""
+    policies = compare.policies_to_evaluate(run.directory, policy)
+    if policies is None:
+        return
+    screen.OUT.print(f"{run.directory}: evaluating {', '.join(policies)}")
+    loaded = recipe_of(NamedRun(run.directory, None), recipes_root())
+    if code := run_child(task_of(loaded, EVALUATE, run.out, only=policies)):
+        sys.exit(code)
+
+
+def _show(found: PolicyComparison) -> None:
+    """Print a comparison: in words, and as a table."""
+    table = comparison.figures(found)
+    title = f"A: {found.a}\nB: {found.b}"
+    if table:
+        rows_table(harmless(title), table.columns, [[cell.text for cell in row] for row in table.rows], numbers=True)
+    for text, kind in found.sentences():
+        screen.OUT.print(text, style={"good": "green", "bad": "red"}.get(kind, ""))
+    if found.other_prompts:
+        screen.OUT.print(f"{found.other_prompts:,} prompts that only one side answered are left out", style="dim")
+    keys = ", ".join(found.settings) or "none"
+    screen.OUT.print(f"settings that differ: {keys}", style="dim")
+    if any(row.name == "score" and row.difference is None for row in found.rows):
+        note = "scores are of two reward models, without a common unit: `rlhf score` both, then --scored"
+        screen.OUT.print(note, style="dim")

@@ -33,14 +33,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "rehearse": ("rlhf rehearse --hw 4090",),
     "reproduce": ("rlhf reproduce --hw cpu --seeds 0,1,2 --out runs/seeds",),
     "results": ("rlhf results runs/seeds/cpu-tiny-v2.json",),
-    "report": ("rlhf report --hw cpu", "rlhf report runs/cpu-tiny/v2 runs/kl/cpu-tiny/v2 --to both.html"),
+    "report": ("rlhf report --hw cpu",),
     "chat": ("rlhf chat --hw cpu --stage dpo",),
     "sample": (
         'rlhf sample --hw cpu --prompts my-prompts.txt --stages "base sft ppo" --n 2',
         "rlhf sample runs/cpu-tiny/v2 --prompts my-prompts.txt --to answers.jsonl --page answers.html",
     ),
     "compare": (
-        "rlhf compare runs/cpu-tiny/v2 runs/cpu-tiny/v2 --stage dpo --stage-b ppo",
+        "rlhf compare runs/cpu-tiny/v2/dpo runs/cpu-tiny/v2/ppo",
         "rlhf compare runs/cpu-tiny/v2 runs/kl/cpu-tiny/v2",
     ),
     "score": (

@@ -1,14 +1,11 @@
-"""Comparison of two finished runs on the same held-out prompts: two recipes, 4-bit and 16-bit, two seeds.
+"""Comparison of policies on the same held-out prompts: two recipes, 4-bit and 16-bit, two policies of a run.
 
-Nothing is trained or sampled: the results in `evaluate/` of both run directories are compared. Prompts are paired, and
-several answers to a prompt are one observation, their mean. Each run was trained once, so the intervals cover another
-choice of prompts and not another seed.
+The results in `evaluate/` of the run directories are compared. Prompts are paired, and several answers to a prompt are
+one observation, their mean: those of one run, and those of runs that differ in their seed alone. The intervals cover
+another choice of prompts; the differences of single seeds show what another seed does.
 """
 
-import hashlib
-import itertools
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -17,44 +14,55 @@ from typing import Any, NamedTuple
 from rlhf import stats
 from rlhf.errors import UserError
 from rlhf.recipe.chain import differences
-from rlhf.recipe.stages import EVALUATE, POLICIES, RM, SFT, PolicyLabel
+from rlhf.recipe.stages import EVALUATE, POLICIES, RM, SFT, PolicyLabel, PolicyName
 from rlhf.run import reader
-from rlhf.run.evidence import NO_VERDICT, Word, verdict
-from rlhf.run.finished import (
-    evaluate_again,
-    finished_evaluation,
-    not_evaluated,
-    read_manifest,
-    read_summary,
-    reward_model_digest,
-    stage_folder,
-)
-from rlhf.run.layout import MANIFEST, SAMPLES
+from rlhf.run.evidence import IS_BETTER, NO_DIFFERENCE, NO_VERDICT, Word, verdict, way_to_know
+from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
+from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
+from rlhf.run.other_settings import value
 from rlhf.run.outcomes import Answer, Details, SampleLine
+from rlhf.terminal import wording
 
 COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*POLICIES, SFT, "base")
+FIGURES = ("kl_per_token", "perplexity", "response_length", "eos_rate", "rm/accuracy")  # of all answers together
+Answers = dict[str, list[Answer]]  # by prompt
+ValueOf = Callable[[Answer], float | None]
 
 
 class PolicyEvaluation(NamedTuple):
-    """Evaluation of one policy of a run.
+    """Evaluation of one policy, of a run or of several that differ in their seed; answers and models by seed.
 
-    `answers`: for each prompt its answers, each a response, with score, true_reward and rewards if there are any.
+    `reward_models` are hashes of the weights whose scores the answers have; None for a run without one.
     """
 
     name: str
     policy: PolicyLabel
-    answers: dict[str, list[Answer]]
-    reward_model: str | None  # hash of the weights whose scores the answers have
-    own_reward_model: str | None  # the run's own, whose scores are behind `metrics`
-    metrics: Mapping[str, float | None]
-    settings: Mapping[str, object]
+    answers: dict[int, Answers]
+    reward_models: dict[int, str | None]
+    metrics: Mapping[str, float]
+    settings: Mapping[str, Any]
     details: Details
+
+    def values(self, value_of: ValueOf, seeds: Collection[int]) -> dict[str, float]:
+        """Return the mean of a value of these seeds' answers, by prompt, where some have it."""
+        found: dict[str, list[float]] = {}
+        for prompt, answer in (
+            (p, answer) for seed in seeds for p, given in self.answers[seed].items() for answer in given
+        ):
+            if (known := value_of(answer)) is not None:
+                found.setdefault(prompt, []).append(known)
+        return {prompt: fmean(values) for prompt, values in found.items()}
+
+    @property
+    def prompts(self) -> set[str]:
+        """Return the prompts that the policy has answered."""
+        return {prompt for answers in self.answers.values() for prompt in answers}
 
 
 class FigureRow(NamedTuple):
-    """A figure of both runs, with the difference B − A and its interval if the two can be compared.
+    """A figure of both sides, with the difference B − A and its interval if the two can be compared.
 
-    `verdict` is on figures of which more is better, and None for others.
+    `verdict` is on figures of which more is better, and None for others. `by_seed` are the differences of single seeds.
     """
 
     name: str
@@ -63,29 +71,57 @@ class FigureRow(NamedTuple):
     difference: float | None = None
     interval: tuple[float, float] | None = None
     verdict: Word | None = None
-
-    def judged(self) -> "FigureRow":
-        """Return the figure with the verdict that its interval allows."""
-        return self._replace(verdict=verdict(self.interval))
+    by_seed: tuple[float, ...] = ()
 
 
 class PolicyComparison(NamedTuple):
-    """Figures of two policies on the same prompts. `reward_model`: the model that scored both; None if they differ."""
+    """Figures of two policies on the prompts that both answered, and the settings that differ, by key."""
 
     a: str
     b: str
     prompts: int
-    prompts_sha256: str
-    reward_model: str | None
-    settings_that_differ: list[str]
+    other_prompts: int  # that only one of them answered
+    settings: dict[str, tuple[Any, Any]]
     rows: list[FigureRow]
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain JSON values."""
         return self._asdict() | {"rows": [row._asdict() for row in self.rows]}
 
+    def sentences(self) -> list[tuple[str, str]]:
+        """Return what is known in words, for each figure with a verdict, and its kind: good, bad or ""."""
+        said = []
+        for row in (row for row in self.rows if row.verdict and row.difference is not None):
+            name, difference = wording.metric(row.name), row.difference or 0.0
+            ends = " (95 %: {:+.3g} to {:+.3g})".format(*row.interval) if row.interval else ""
+            text = f"{difference:+.3g}{ends} on {self.prompts:,} shared prompts"
+            if row.verdict in (NO_DIFFERENCE, "not known yet"):
+                way = way_to_know(difference, row.interval, self.prompts)
+                said.append((f"It is not known which is better in {name}: B − A is {text}; {way}.", ""))
+            else:
+                said.append(
+                    (f"B is {row.verdict} than A in {name}: {text}.", "good" if row.verdict == IS_BETTER else "bad")
+                )
+            if row.by_seed:
+                said.append((f"By seed, B − A is {', '.join(f'{one:+.3g}' for one in row.by_seed)}.", ""))
+        return said
+
 
 # ---- reading ----
+
+
+def policies_to_evaluate(run_directory: Path, stage: PolicyLabel | None) -> list[PolicyName] | None:
+    """Return the policies that an evaluation has to see before `stage` of a run can be compared; None if it has.
+
+    They are those that an earlier evaluation has seen, and `stage`.
+    """
+    folder = run_directory / EVALUATE
+    lines = reader.read_lines(folder / SAMPLES, SampleLine)[:1] if (folder / SUMMARY).is_file() else []
+    answered = [name for line in lines for name in line.answers]
+    if stage in answered or (stage is None and {*answered} & {*POLICIES}):
+        return None
+    wanted = [name for name in POLICIES if name in answered or name == stage]
+    return wanted or [name for name in POLICIES if (run_directory / name / SUMMARY).is_file()][:1]
 
 
 def load(run_directory: Path, stage: PolicyLabel | None = None, scored: Path | None = None) -> PolicyEvaluation:
@@ -97,202 +133,154 @@ def load(run_directory: Path, stage: PolicyLabel | None = None, scored: Path | N
     """
     folder = run_directory / EVALUATE
     summary, manifest = finished_evaluation(run_directory), read_manifest(folder)
-    samples = _lines(folder / SAMPLES)
-    stage = stage or _first_policy(samples, folder / SAMPLES)
-    if stage not in samples[0].answers:
-        _explain_missing(run_directory, stage)
-    answers = _answers(samples, stage, folder / SAMPLES)
+    stage, answers, _ = _answers(folder / SAMPLES, stage)
     rm_summary = read_summary(stage_folder(run_directory, RM))
-    reward_model = own_reward_model = reward_model_digest(rm_summary) if rm_summary else None
+    reward_model = reward_model_digest(rm_summary) if rm_summary else None
     if scored is not None:
-        lines = _lines(scored)
-        with reader.advising("or swap the two --scored"):
-            original, answers = answers, _answers(lines, stage, scored)
-        if _texts(original) != _texts(answers):
-            raise UserError(
-                f"{scored}: not the answers of {folder / SAMPLES}; `rlhf score` that file again, or swap the two "
-                "--scored"
-            )
-        reward_model = lines[0].reward_model
-        if reward_model is None:
-            raise UserError(f"{scored}: not written by `rlhf score`, which names the reward model")
+        _, rescored, reward_model = _answers(scored, stage)
+        if _texts(rescored) != _texts(answers) or reward_model is None:
+            raise UserError(f"--scored {scored}: not what `rlhf score {folder / SAMPLES} --to FILE` writes")
+        answers = rescored
     policy = run_directory / stage if stage == "base" else stage_folder(run_directory, stage)
-    policy_settings = read_manifest(policy).settings.plain() if (policy / MANIFEST).is_file() else {}
+    of_policy = read_manifest(policy).settings.plain() if (policy / MANIFEST).is_file() else {}
+    metrics = {key.removeprefix(f"{stage}/"): x for key, x in summary.metrics.items() if x is not None}
     return PolicyEvaluation(
         name=f"{run_directory}: {stage}",
         policy=stage,
-        answers=answers,
-        reward_model=reward_model,
-        own_reward_model=own_reward_model,
-        metrics={
-            key.removeprefix(f"{stage}/"): value
-            for key, value in summary.metrics.items()
-            if key.startswith((f"{stage}/", "rm/"))
-        },
-        settings=manifest.settings.plain() | ({stage: policy_settings[stage]} if stage in policy_settings else {}),
+        answers={manifest.seed: answers},
+        reward_models={manifest.seed: reward_model},
+        metrics={key: x for key, x in metrics.items() if "/" not in key or key.startswith("rm/")},
+        settings=manifest.settings.plain() | ({stage: of_policy[stage]} if stage in of_policy else {}),
         details=reader.read(folder / "details.json", Details) or Details(),
     )
 
 
-def _explain_missing(run_directory: Path, stage: PolicyLabel) -> None:
-    """Raise UserError for a policy of the run that its evaluation has not seen, with the way to evaluate it."""
-    again = evaluate_again(run_directory)
-    if stage != "base" and not_evaluated(run_directory, [stage]):
-        raise UserError(f"{run_directory / EVALUATE}: {stage} has finished since: evaluate again, {again}")
-    if stage != "base" and (run_directory / stage / MANIFEST).is_file():
-        raise UserError(f"{run_directory / stage}: {stage} still trains, or was stopped: let it finish, then {again}")
+def _answers(file: Path, stage: PolicyLabel | None) -> tuple[PolicyLabel, Answers, str | None]:
+    """Return the policy, its answers by prompt, and the reward model that a file of samples names.
 
-
-def _lines(file: Path) -> list[SampleLine]:
-    """Return the lines of a file of samples. Raises UserError for a file without any, and for a damaged line."""
+    Raises UserError for a file without any answer of that policy, and for a line without one.
+    """
     lines = reader.read_lines(file, SampleLine)
-    if not lines:
-        raise UserError(f"{file}: no samples there")
-    return lines
-
-
-def _first_policy(lines: Sequence[SampleLine], file: Path) -> PolicyLabel:
-    """Return the first of POLICIES that has answers in `file`. Raises UserError without one."""
-    names = lines[0].answers
-    for policy in POLICIES:
-        if policy in names:
-            return policy
-    raise UserError(f"{file}: no answer of a trained policy; choose --stage from: {', '.join(names) or 'none there'}")
-
-
-def _answers(lines: Sequence[SampleLine], stage: PolicyLabel, file: Path) -> dict[str, list[Answer]]:
-    """Return a policy's answers by prompt. Raises UserError where a line of `file` has none of that policy."""
-    by_prompt: dict[str, list[Answer]] = {}
+    names = list(lines[0].answers) if lines else []
+    found = stage or next((policy for policy in POLICIES if policy in names), None)
+    answers: Answers = {}
     for number, line in enumerate(lines, 1):
-        if stage not in line.answers:
-            names = ", ".join(line.answers)
-            raise UserError(f"{file}:{number}: no answer of {stage}; choose --stage from: {names or 'none there'}")
-        by_prompt.setdefault(line.prompt, []).append(line.answers[stage])
-    return by_prompt
+        if found is None or found not in line.answers:
+            raise UserError(f"{file}:{number}: no answer of {found or 'a trained policy'}; --stage: {', '.join(names)}")
+        answers.setdefault(line.prompt, []).append(line.answers[found])
+    if found is None or not lines:
+        raise UserError(f"{file}: no samples there")
+    return found, answers, lines[0].reward_model
 
 
-def _texts(answers: Mapping[str, Sequence[Answer]]) -> dict[str, list[str]]:
-    return {prompt: [answer.response for answer in rows] for prompt, rows in answers.items()}
+def _texts(answers: Answers) -> dict[str, list[str]]:
+    return {prompt: [answer.response for answer in given] for prompt, given in answers.items()}
 
 
-def fingerprint(prompts: Sequence[str]) -> str:
-    """Return the hash of a set of prompts, independent of their order."""
-    return hashlib.sha256(json.dumps(sorted(prompts)).encode()).hexdigest()[:16]
+def pooled(evaluations: Sequence[PolicyEvaluation]) -> list[PolicyEvaluation]:
+    """Return the evaluations with those of one recipe and policy, which differ in their seed alone, as one.
+
+    Where that would leave one, each stays by itself: seeds are compared.
+    """
+    sides: list[list[PolicyEvaluation]] = []
+    for one in evaluations:
+        same = (side for side in sides if one.policy == side[0].policy and _differ_in_seed_alone(one, side))
+        if side := next(same, None):
+            side.append(one)
+        else:
+            sides.append([one])
+    return [*evaluations] if len(sides) == 1 else [_as_one(side) for side in sides]
+
+
+def _differ_in_seed_alone(one: PolicyEvaluation, side: Sequence[PolicyEvaluation]) -> bool:
+    seeds = {seed for other in side for seed in other.answers}
+    return not {*one.answers} & seeds and {*differences(one.settings, side[0].settings)} <= {"seed"}
+
+
+def _as_one(side: Sequence[PolicyEvaluation]) -> PolicyEvaluation:
+    """Return evaluations of several seeds as one; their metrics are the means."""
+    first, seeds = side[0], [seed for one in side for seed in one.answers]
+    return first._replace(
+        name=first.name if len(side) == 1 else f"{first.name}, seeds {', '.join(map(str, seeds))}",
+        answers={seed: answers for one in side for seed, answers in one.answers.items()},
+        reward_models={seed: model for one in side for seed, model in one.reward_models.items()},
+        metrics={
+            key: fmean(one.metrics[key] for one in side)
+            for key in first.metrics
+            if all(key in one.metrics for one in side)
+        },
+    )
 
 
 # ---- comparing ----
 
 
 def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
-    """Return all figures of both. Raises UserError if they did not answer the same prompts."""
-    if fingerprint(list(a.answers)) != fingerprint(list(b.answers)):
-        common = len(a.answers.keys() & b.answers.keys())
+    """Return all figures of both, on the prompts that both answered. Raises UserError if they share none."""
+    shared = a.prompts & b.prompts
+    if not shared:
         raise UserError(
-            f"{a.name} and {b.name} answered different prompts: {len(a.answers)} and {len(b.answers)}, {common} of "
-            "them in common; compare runs with the same data, seed, template and evaluate.max_samples"
+            f"{a.name} and {b.name} share none of {len(a.prompts)} and {len(b.prompts)} held-out prompts; compare runs "
+            "with the same data, seed and template"
         )
-    same_reward_model = a.reward_model is not None and a.reward_model == b.reward_model
     rows = _paired(a, b, "true_reward", lambda answer: answer.true_reward, comparable=True)
-    functions_of_b = b.details.reward_functions
     for name, function in a.details.reward_functions.items():
-        same_function = function == functions_of_b.get(name)
-        rows += _paired(a, b, f"reward_{name}", partial(_reward, name), comparable=same_function)
-        rows += _no_verdict(a, b, f"reward_{name}")
-    rows += _paired(a, b, "score", lambda answer: answer.score, comparable=same_reward_model)
-    rows += _no_verdict(a, b, "score")
-    rows += _overall(a, b)
-    return PolicyComparison(
-        a=a.name,
-        b=b.name,
-        prompts=len(a.answers),
-        prompts_sha256=fingerprint(list(a.answers)),
-        reward_model=a.reward_model if same_reward_model else None,
-        settings_that_differ=_settings_that_differ(a, b),
-        rows=rows,
-    )
-
-
-def _settings_that_differ(a: PolicyEvaluation, b: PolicyEvaluation) -> list[str]:
-    """Return the keys with different values. The section of a policy that the other side is not of is no difference."""
-    own = {a.policy, b.policy} - (a.settings.keys() & b.settings.keys())
+        same = function == b.details.reward_functions.get(name)
+        rows += _paired(a, b, f"reward_{name}", partial(_reward, name), comparable=same)
+    one_model = a.reward_models == b.reward_models and None not in a.reward_models.values()
+    rows += _paired(a, b, "score", lambda answer: answer.score, comparable=one_model)
+    figures = [*FIGURES, *(key for key in {**a.metrics, **b.metrics} if key.endswith(NO_VERDICT))]
+    rows += [row for key in figures for row in _figure(a, b, key)]
+    own = {a.policy, b.policy} - (a.settings.keys() & b.settings.keys())  # a section that the other side does not have
     of_a, of_b = ({key: value for key, value in side.settings.items() if key not in own} for side in (a, b))
-    return differences(of_a, of_b)
-
-
-def _reward(name: str, answer: Answer) -> float | None:
-    """Return what a reward function has given an answer; None without it."""
-    return answer.rewards.get(name)
-
-
-def _values(
-    evaluation: PolicyEvaluation, prompts: Iterable[str], value_of: Callable[[Answer], float | None]
-) -> list[list[float]]:
-    """Return a value of the answers that have one by prompt, in the order of `prompts`."""
-    return [
-        [value for answer in evaluation.answers[prompt] if (value := value_of(answer)) is not None]
-        for prompt in prompts
-    ]
+    differing = {key: (value(of_a, key), value(of_b, key)) for key in differences(of_a, of_b)}
+    return PolicyComparison(a.name, b.name, len(shared), len(a.prompts ^ b.prompts), differing, rows)
 
 
 def _paired(
-    a: PolicyEvaluation,
-    b: PolicyEvaluation,
-    key: str,
-    value_of: Callable[[Answer], float | None],
-    *,
-    comparable: bool,
+    a: PolicyEvaluation, b: PolicyEvaluation, key: str, value_of: ValueOf, *, comparable: bool
 ) -> list[FigureRow]:
-    """Return the means of a value, and how often B's answer has more, over the prompts of which both sides have it.
+    """Return the means of a value over the prompts of which both sides have it; nothing if there is none.
 
-    Only the means are returned if the values are not `comparable`, and nothing if no prompt has the value on both
-    sides. If all values are 0 or 1, wins are left out: their rate would say the same as the difference, with a wider
-    interval.
+    There is a difference only if the values are `comparable`.
     """
-    of_each = zip(*(_values(side, a.answers, value_of) for side in (a, b)), strict=True)
-    judged = [(of_a, of_b) for of_a, of_b in of_each if of_a and of_b]
-    if not judged:
+    x, y = _shared(a, b, value_of, [*a.answers], [*b.answers])
+    if not x or not comparable:
+        return [FigureRow(key, fmean(x), fmean(y))] if x else []
+    gain = stats.paired_difference(x, y)
+    interval = None if gain is None else (gain.low, gain.high)
+    seeds = [seed for seed in a.answers if seed in b.answers] if len(a.answers) > 1 else []
+    each = [(fmean(y), fmean(x)) for seed in seeds for x, y in [_shared(a, b, value_of, [seed], [seed])] if x]
+    by_seed = tuple(of_b - of_a for of_b, of_a in each)
+    return [FigureRow(key, fmean(x), fmean(y), fmean(y) - fmean(x), interval, verdict(interval), by_seed)]
+
+
+def _reward(name: str, answer: Answer) -> float | None:
+    """Return what a reward function has given an answer."""
+    return answer.rewards.get(name)
+
+
+def _shared(
+    a: PolicyEvaluation, b: PolicyEvaluation, value_of: ValueOf, of_a: Collection[int], of_b: Collection[int]
+) -> tuple[list[float], list[float]]:
+    """Return the values of both sides' seeds on the prompts of which both have one."""
+    x, y = a.values(value_of, of_a), b.values(value_of, of_b)
+    return [x[prompt] for prompt in x if prompt in y], [y[prompt] for prompt in x if prompt in y]
+
+
+def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str) -> list[FigureRow]:
+    """Return a figure of all answers together; its difference, unless the two sides measure it in different units."""
+    zero = key.endswith(NO_VERDICT)  # records leave a share of 0 out
+    x, y = (side.metrics.get(key, 0.0 if zero else None) for side in (a, b))
+    if x is None and y is None:
         return []
-    sides = [[pair[side] for pair in judged] for side in (0, 1)]
-    means = [[fmean(values) for values in side] for side in sides]
-    row = FigureRow(key, fmean(means[0]), fmean(means[1]))
-    if not comparable:
-        return [row]
-    gain = stats.paired_difference(*means)
-    row = row._replace(
-        difference=fmean(means[1]) - fmean(means[0]), interval=None if gain is None else _scaled_interval(gain)
-    ).judged()
-    if all(value in (0, 1) for side in sides for values in side for value in values):
-        return [row]
-    won = [
-        fmean(stats.outcomes([y - x for x, y in itertools.product(values_a, values_b)]))
-        for values_a, values_b in zip(*sides, strict=True)
-    ]
-    rate = stats.wilson(sum(won), len(won))
-    wins = FigureRow(
-        f"win_rate_by_{key}", 1 - rate.value, rate.value, 2 * rate.value - 1, _scaled_interval(rate, 2, -1)
-    )
-    return [row, wins.judged()]
-
-
-def _scaled_interval(estimate: stats.Estimate, factor: float = 1.0, offset: float = 0.0) -> tuple[float, float]:
-    return factor * estimate.low + offset, factor * estimate.high + offset
-
-
-def _overall(a: PolicyEvaluation, b: PolicyEvaluation) -> list[FigureRow]:
-    """Return the figures of all answers together: B − A, with an interval only for the reward models' accuracy."""
-    rows = []
-    win_rates = "win_rate_vs_sft", "win_rate_vs_base"
-    same_start = (SFT in a.settings) == (SFT in b.settings)  # gains and KL are over where each policy started
-    for key in ("score_gain_sd", "true_reward_gain_sd", *win_rates, "kl_per_token", "perplexity"):
-        comparable = same_start
-        if key == "perplexity":
-            comparable = a.settings.get("tokenizer") == b.settings.get("tokenizer")
-        if key in ("score_gain_sd", *win_rates):
-            same_model = a.own_reward_model is not None and a.own_reward_model == b.own_reward_model
-            comparable = same_start and same_model
-        rows += _figure(a, b, key, comparable=comparable)
-    rows += [row for key in ("response_length", "eos_rate") for row in _figure(a, b, key)]
-    return rows + [row._replace(interval=_accuracy_interval(a, b)) for row in _figure(a, b, "rm/accuracy")]
+    same = {
+        "perplexity": a.settings.get("tokenizer") == b.settings.get("tokenizer"),
+        "kl_per_token": (SFT in a.settings) == (SFT in b.settings),  # it is to where each policy started
+    }
+    comparable = same.get(key, True) and x is not None and y is not None
+    interval = _accuracy_interval(a, b) if key == "rm/accuracy" else None
+    return [FigureRow(key, x, y, y - x if comparable and x is not None and y is not None else None, interval)]
 
 
 def _accuracy_interval(a: PolicyEvaluation, b: PolicyEvaluation) -> tuple[float, float] | None:
@@ -301,25 +289,8 @@ def _accuracy_interval(a: PolicyEvaluation, b: PolicyEvaluation) -> tuple[float,
     There is none for one reward model against itself, and unless both runs list the same held-out pairs.
     """
     pairs_a, pairs_b = a.details.heldout_pairs, b.details.heldout_pairs
-    same_pairs = [pair.pair for pair in pairs_a] == [pair.pair for pair in pairs_b]
-    if not same_pairs or (a.own_reward_model is not None and a.own_reward_model == b.own_reward_model):
+    if [pair.pair for pair in pairs_a] != [pair.pair for pair in pairs_b] or a.reward_models == b.reward_models:
         return None
     right_a, right_b = (stats.outcomes([pair.margin for pair in pairs]) for pairs in (pairs_a, pairs_b))
     interval = stats.paired_difference(right_a, right_b, [pair.prompt for pair in pairs_a])
-    return None if interval is None else _scaled_interval(interval)
-
-
-def _no_verdict(a: PolicyEvaluation, b: PolicyEvaluation, name: str) -> list[FigureRow]:
-    """Return the shares of answers that have no `name`; nothing if both are 0, which records leave out."""
-    key = f"{name}{NO_VERDICT}"
-    if not any(side.metrics.get(key) for side in (a, b)):
-        return []
-    a, b = (side._replace(metrics={key: 0.0, **side.metrics}) if name in side.metrics else side for side in (a, b))
-    return _figure(a, b, key)
-
-
-def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str, *, comparable: bool = True) -> list[FigureRow]:
-    x, y = a.metrics.get(key), b.metrics.get(key)
-    if x is None and y is None:
-        return []
-    return [FigureRow(key, x, y, y - x if comparable and x is not None and y is not None else None)]
+    return None if interval is None else (interval.low, interval.high)

@@ -34,7 +34,7 @@ class Table(NamedTuple):
     numbers: int = 99
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], numbers: int = 99) -> Table | None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], numbers: int = 99) -> Table | None:
     """Return a table without empty columns; None without rows."""
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     kept = [i for i in range(len(columns)) if any(row[i].text for row in cells)]
@@ -52,7 +52,7 @@ def figures(run: RunRecords, price: float | None) -> Table | None:
     rows += [_figure("all", *total) for total in totals(run.summaries, price)]
     is_published = any(target.guide for summary in run.summaries.values() for target in summary.targets)
     heading = "published" if is_published else "target"
-    return _table(("stage", "figure", heading, "measured", "verdict"), rows)
+    return table(("stage", "figure", heading, "measured", "verdict"), rows)
 
 
 def _figure(stage: str, figure: Figure, value: float | None, verdict: Verdict) -> list[str | Cell]:
@@ -72,7 +72,7 @@ def costs(run: RunRecords) -> Table | None:
         memory = (f"{size / GB:.2f}" if size else "" for size in sizes)
         rows.append([TITLES[stage], most, duration(s.wall_seconds), speed, *memory])
     memory_columns = ("predicted peak", "peak VRAM", "card used", "process, GB")
-    return _table(("stage", "where the time went", "time", "tokens/s", *memory_columns), rows, numbers=2)
+    return table(("stage", "where the time went", "time", "tokens/s", *memory_columns), rows, numbers=2)
 
 
 def policies(run: RunRecords) -> Table | None:
@@ -83,7 +83,7 @@ def policies(run: RunRecords) -> Table | None:
     rows = [
         [wording.metric(name), *(wording.estimate(metrics, f"{owner}/{name}") for owner in owners)] for name in names
     ]
-    return _table(("metric", *owners), rows, numbers=1)
+    return table(("metric", *owners), rows, numbers=1)
 
 
 class Finding(NamedTuple):
@@ -125,7 +125,7 @@ def provenance(run: RunRecords) -> Table | None:
         for value in dict.fromkeys(values.values()):
             of = [title for title, other in values.items() if other == value]
             rows.append((name, "" if len(of) == len(facts) else ", ".join(of), value))
-    return _table(("", "stages", "value"), rows)
+    return table(("", "stages", "value"), rows)
 
 
 def _facts(manifest: Manifest) -> dict[str, str]:

@@ -80,10 +80,7 @@ def way_to_know(value: float, interval: Ends | None, prompts: int | None) -> str
         return "`rlhf run evaluate` measures an interval"
     needed = None if prompts is None else prompts_that_tell(value, interval, prompts)
     more = "more prompts" if needed is None else f"about {needed:,} prompts"
-    return (
-        f"{more} would tell (`rlhf run evaluate` with the run's options, --set evaluate.max_samples={needed or 'N'}, "
-        "another --out and --reuse of this one; data.heldout_fraction sets prompts apart)"
-    )
+    return f"{more} would tell" + (f" (evaluate.max_samples={needed})" if needed else "")
 
 
 class Gain(NamedTuple):

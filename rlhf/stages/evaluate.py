@@ -39,6 +39,7 @@ from rlhf.recipe.stages import RM, SECOND_RM, PolicyLabel, PolicyName, PolicySta
 from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS
+from rlhf.run.layout import SUMMARY
 from rlhf.run.outcomes import RewardModelFigures
 from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_sum import ByName, RewardSum, total_figures
@@ -59,7 +60,8 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     trained = run.parents.trained_policies()
     prompts, reward_sums = _prompts_and_rewards(run, corpus, tokenizer, trained, device)
     demonstrations = _demonstrations(tokenizer, corpus, options)
-    pairs = None if recipe.rm is None else _HeldoutPairs(tokenizer, corpus, recipe.rm)
+    has_rm = recipe.rm is not None and (run.parents.folder(RM) / SUMMARY).exists()
+    pairs = _HeldoutPairs(tokenizer, corpus, recipe.rm) if has_rm and recipe.rm else None
 
     with telemetry.phase("load"):
         shared = load_roles(run, device, run.parents.start(), trained)

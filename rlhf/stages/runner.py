@@ -24,7 +24,7 @@ from rlhf.recipe.folders import no_section
 from rlhf.recipe.schema import Dialogues
 from rlhf.recipe.schema_evaluate import Evaluate
 from rlhf.recipe.schema_online import MODEL_REWARD, OnlineBase, OnlineOptions
-from rlhf.recipe.stages import EVALUATE, PRETRAIN, STAGE_TABLE, PolicyName
+from rlhf.recipe.stages import EVALUATE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, PolicyName
 from rlhf.run import card
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
@@ -179,6 +179,8 @@ def _check_memory_limit(stage: StageName) -> None:
 def _check_parents(run: StageRun) -> None:
     """Raise UserError unless all stages that this one reads are finished, unchanged and from the same settings."""
     needed = parents(run.loaded.recipe, run.stage)
+    if run.stage == EVALUATE:
+        needed = _without_untrained_rewards(run, needed)
     for parent in needed:
         run.parents.require(parent)
     policies = run.parents.require_policies() if run.stage == EVALUATE else []
@@ -186,6 +188,19 @@ def _check_parents(run: StageRun) -> None:
         verified(run.parents.folder(policy).parent, policy)
     for finished in (*needed, *policies) if run.is_main else ():
         follow_base(run.parents.folder(finished).parent, finished)
+
+
+def _without_untrained_rewards(run: StageRun, needed: Sequence[StageName]) -> list[StageName]:
+    """Return the stages that an evaluation reads: a reward model only if it is trained, or a policy learned from it."""
+    learned_from = {name for policy in run.parents.trained_policies() for name in parents(run.loaded.recipe, policy)}
+    spared = [
+        name
+        for name in needed
+        if name in REWARD_MODELS and name not in learned_from and not (run.parents.folder(name) / SUMMARY).exists()
+    ]
+    if spared:
+        say(f"evaluate: no scores, for this run has not trained {', '.join(spared)}")
+    return [name for name in needed if name not in spared]
 
 
 def _prepare_and_run(

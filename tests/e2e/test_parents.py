@@ -53,7 +53,7 @@ def test_later_stages_find_the_parents_without_being_told(experiment):
     assert manifest["parents_from"].keys() == {"pretrain", "sft", "rm"}
     assert StageRun(runs / "less-kl", loaded, "ppo").done() is not None
     found = compare.load(runs / "less-kl" / ROOT, "ppo")
-    assert found.own_reward_model
+    assert found.reward_models[0]
     assert stage_folder(runs / "less-kl" / ROOT, "rm").resolve() == (runs / ROOT / "rm").resolve()
 
 

@@ -47,7 +47,7 @@ def test_the_number_of_prompts_stands_beside_the_gain_and_what_would_tell_beside
     assert sure == "+0.25 standard deviations (95 %: +0.10 to +0.40) on 512 held-out prompts: better"
     doubt = gain_of(-0.26, (-0.62, 0.10)).in_words()
     assert doubt.startswith("-0.26 (95 %: -0.62 to +0.10) on 15 held-out prompts: not known yet; about 59 prompts")
-    assert "--set evaluate.max_samples=59" in doubt
+    assert "evaluate.max_samples=59" in doubt
     assert "`rlhf run evaluate` measures an interval" in gain_of(-0.26, None, prompts=None).in_words()
     assert gain_of(0.0, None).in_words().endswith("not known yet; the same difference for every prompt has no interval")
     assert "more prompts would tell" in gain_of(0.0, (-0.1, 0.1)).in_words()
