@@ -80,7 +80,7 @@ class StageRun:
             loaded, stage, self.run_directory, reuse_root / loaded.name / loaded.version if reuse_root else None, only
         )
         self.resumed_from: Path | None = None
-        self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
+        self.resumed: records.Manifest | None = None  # of the run that is resumed
         self.expected = ""  # time of the stage in words, where it is projected
         self.total_steps = 0  # of training, once the stage knows them
         self.logs = Logs(self.path, is_main)
@@ -171,7 +171,8 @@ class StageRun:
         """Add facts to manifest.json.
 
         `data`: which data was read; `cuts`: how many rows or prompts were cut to the recipe's lengths; `base`: what the
-        folder of the base was converted from; `taken_out`: the variables that were set and decided nothing.
+        folder of the base was converted from; `base_files`: the hash of each file of base and tokenizer; `taken_out`:
+        the variables that were set and decided nothing.
         """
         if not self._manifest:  # of a stage that a command only reads
             return
@@ -325,7 +326,7 @@ class StageRun:
             return None
         checkpoint = reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint)
         assert checkpoint is not None  # `latest` has read it
-        self._manifest, self.resumed_data = {**manifest.plain()}, manifest.data
+        self._manifest, self.resumed = {**manifest.plain()}, manifest
         self._spent = checkpoint.wall_seconds
         return checkpoint
 

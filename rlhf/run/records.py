@@ -228,6 +228,7 @@ class Manifest(Record):
     data: DataRead | None = None
     cuts: dict[str, object] = {}  # how many rows or prompts were cut to the recipe's lengths
     base: dict[str, object] | None = None  # the record of a GGUF file's conversion
+    base_files: dict[str, str] = {}  # the hash of each file of a local base and its tokenizer
 
 
 class Comparison(Record):
