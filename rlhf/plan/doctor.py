@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import psutil
-
 from rlhf.plan import machine, prediction_file
 from rlhf.process import memory
 from rlhf.recipe import PinnedRecipe
@@ -38,29 +36,21 @@ class Gpu(NamedTuple):
     free: int
 
 
-class Engine(NamedTuple):
-    """A container engine that is installed: whether it answers, and whether it gives containers the cards."""
-
-    name: str
-    answers: bool
-    gives_cards: bool
-
-
 class Host(NamedTuple):
     """What a machine has. Sizes are in bytes."""
 
     python: str
-    memory: int
     free: memory.Free
     disk: int  # free where runs are written
-    shm: int | None  # of /dev/shm; None without it
+    shm: int  # of /dev/shm
     gpus: Sequence[Gpu] | None  # None: nvidia-smi cannot be run
     torch: str | None  # version; None where it is not installed
     torch_cuda: str | None  # the CUDA that torch is built for
     torch_finds: bool  # a usable card
-    engines: Sequence[Engine]
+    engines: Sequence[str]  # docker and podman, those that answer
     compiles: bool  # a C compiler and Python's headers, which triton needs
-    packages: Sequence[str] | None  # missing or too old, with what is asked for; None in the image, which has no list
+    flash_attention: bool
+    packages: Sequence[str]  # missing or of another version, with what is asked for
 
 
 class Needs(NamedTuple):
@@ -72,6 +62,7 @@ class Needs(NamedTuple):
     card: int | None = None
     host: int | None = None
     disk: int | None = None
+    flash_attention: bool = False
 
 
 class Check(NamedTuple):
@@ -85,9 +76,9 @@ class Check(NamedTuple):
 
 def needs_of(loaded: PinnedRecipe) -> Needs:
     """Return what a recipe needs, from the predictions that are pinned beside it."""
-    hardware = loaded.recipe.hardware
-    on_card = hardware.device == "cuda"
-    needs = Needs(f"{loaded.name} {loaded.version}", on_card, hardware.count)
+    hardware, on_card = loaded.recipe.hardware, loaded.recipe.hardware.device == "cuda"
+    flash = loaded.recipe.model.attention == "flash_attention_2"
+    needs = Needs(f"{loaded.name} {loaded.version}", on_card, hardware.count, flash_attention=flash)
     pinned = None if loaded.overrides else prediction_file.read(loaded.directory)
     if pinned is None:
         return needs
@@ -104,23 +95,26 @@ def needs_of(loaded: PinnedRecipe) -> Needs:
 
 def look(out: Path) -> Host:
     """Return what this machine has; `out` is the root of runs."""
-    version, cuda, finds = _torch()
     folder = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
-    shm = Path("/dev/shm")
+    version, cuda, finds = None, None, False
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        version, cuda, finds = str(torch.__version__), torch.version.cuda, torch.cuda.is_available()
+    compiler = shutil.which("cc") or shutil.which("gcc")
     return Host(
         python=platform.python_version(),
-        memory=psutil.virtual_memory().total,
         free=memory.free(),
         disk=shutil.disk_usage(folder).free,
-        shm=shutil.disk_usage(shm).total if shm.is_dir() else None,
+        shm=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
         gpus=_gpus(),
         torch=version,
         torch_cuda=cuda,
         torch_finds=finds,
-        engines=[*_engines()],
-        compiles=bool(shutil.which("cc") or shutil.which("gcc"))
-        and Path(sysconfig.get_paths()["include"], "Python.h").is_file(),
-        packages=_lacking_packages(),
+        engines=[name for name in ("docker", "podman") if _answer(name, "info") is not None],
+        compiles=bool(compiler) and Path(sysconfig.get_paths()["include"], "Python.h").is_file(),
+        flash_attention=bool(importlib.util.find_spec("flash_attn")),
+        packages=[*_lacking_packages()],
     )
 
 
@@ -128,25 +122,29 @@ def checks(host: Host, needs: Needs) -> Iterator[Check]:
     """Yield a check for each thing that a recipe needs; what a recipe for a CPU does not need is a note at most."""
     lack: State = "missing" if needs.on_card else "note"
     yield Check("Python", "ok", host.python)
-    if host.packages is not None:
-        found = ", ".join(host.packages) or "all that pyproject.toml asks for"
-        yield _check("packages", not host.packages, found, "missing", "make setup")
-    yield from _of_torch(host, needs, lack)
+    found = ", ".join(host.packages) or "all that pyproject.toml asks for"
+    yield _check("packages", not host.packages, found, "missing", "make setup")
+    usable = host.torch_cuda and (host.torch_finds or not host.gpus)
+    found = "not installed" if not host.torch else f"{host.torch}, CUDA {host.torch_cuda}, usable: {host.torch_finds}"
+    way_out = "make setup, with torch's wheels for CUDA; in a container, --gpus all"
+    yield _check("torch", bool(host.torch and (usable or not needs.on_card)), found, "missing", way_out)
     yield from _of_cards(host, needs, lack)
-    yield _of_engines(host, needs)
+    way_out = "install docker and NVIDIA's container toolkit, or --runtime local"
+    yield _check("container", bool(host.engines or not needs.on_card), ", ".join(host.engines), "note", way_out)
     if needs.on_card:
         found = "a C compiler and Python's headers" if host.compiles else "no C compiler, or no Python.h"
         yield _check("compiler", host.compiles, found, "note", "outside of a container: apt install gcc python3-dev")
+    if needs.flash_attention:
+        way_out = "pip install --no-build-isolation flash-attn, or model.attention: sdpa"
+        yield _check("flash-attn", host.flash_attention, "for model.attention", "missing", way_out)
     yield _amount("memory", host.free.size, host.free.words, needs.host, "a machine with more, or end what takes it")
     yield _amount("disk", host.disk, "free where runs are written", needs.disk, "make room, or --out on another disk")
-    several = needs.cards > 1
-    enough = host.shm is not None and host.shm >= SHARED
-    found = "no /dev/shm" if host.shm is None else f"{gb(host.shm)} GB"
-    yield _check("/dev/shm", enough, found, "missing" if several else "note", "docker run --ipc=host or --shm-size 1g")
+    state: State = "missing" if needs.cards > 1 else "note"
+    yield _check("/dev/shm", host.shm >= SHARED, f"{gb(host.shm)} GB", state, "docker run --ipc=host or --shm-size 1g")
 
 
 def _check(name: str, well: bool, found: str, otherwise: State, way_out: str) -> Check:
-    return Check(name, "ok", found) if well else Check(name, otherwise, found, way_out)
+    return Check(name, "ok", found or "not needed") if well else Check(name, otherwise, found or "none", way_out)
 
 
 def _amount(name: str, has: int, words: str, need: int | None, way_out: str) -> Check:
@@ -155,66 +153,21 @@ def _amount(name: str, has: int, words: str, need: int | None, way_out: str) -> 
     return _check(name, need is None or has >= need, f"{gb(has)} GB {words}{asked}", "missing", way_out)
 
 
-def _of_torch(host: Host, needs: Needs, lack: State) -> Iterator[Check]:
-    """Yield the check of torch: installed, built for CUDA, and with a card that it can use."""
-    if host.torch is None:
-        yield Check("torch", "missing", "not installed", "make setup")
-        return
-    found = f"{host.torch}, " + (f"built for CUDA {host.torch_cuda}" if host.torch_cuda else "built for CPUs alone")
-    if needs.on_card and not host.torch_cuda:
-        yield Check("torch", lack, found, "rm -r .venv, then make setup HW= without an index of CPU wheels in PIP_ARGS")
-    elif needs.on_card and not host.torch_finds and host.gpus:
-        yield Check("torch", lack, f"{found}, finds no usable card", "a newer driver; in a container, --gpus all")
-    else:
-        yield Check("torch", "ok", found)
-
-
 def _of_cards(host: Host, needs: Needs, lack: State) -> Iterator[Check]:
     """Yield the checks of the driver and of the cards that the recipe takes."""
     if not host.gpus:
-        found = "nvidia-smi cannot be run" if host.gpus is None else "nvidia-smi shows no card"
         way_out = f"a machine with a card and driver {DRIVER} or newer" if needs.on_card else ""
-        yield Check("driver", lack, found, way_out)
+        yield Check("driver", lack, "nvidia-smi shows no card, or cannot be run", way_out)
         return
-    driver = host.gpus[0].driver
-    branch = driver.partition(".")[0]
+    branch = host.gpus[0].driver.partition(".")[0]
     new = branch.isdecimal() and int(branch) >= DRIVER
-    yield _check("driver", new, driver, lack, f"install {DRIVER} or newer, which CUDA 13 needs")
+    yield _check("driver", new, host.gpus[0].driver, lack, f"install {DRIVER} or newer, which CUDA 13 needs")
     if len(host.gpus) < needs.cards:
         yield Check("cards", lack, f"{len(host.gpus)}", f"the recipe takes {needs.cards}: change hardware.count")
     for number, gpu in enumerate(host.gpus[: needs.cards if needs.on_card else None]):
-        way_out = (
-            "`rlhf plan --fit card` looks for settings that fit"
-            if needs.card and gpu.total < needs.card
-            else ("nvidia-smi shows what else runs there")
-        )
-        if not gpu.total:
-            yield Check(f"card {number}", "note", f"{gpu.name}, whose memory nvidia-smi does not show")
-            continue
-        words = f"of {gb(gpu.total)} GB free, {gpu.name}"
-        yield _amount(f"card {number}", gpu.free, words, needs.card, way_out)
-
-
-def _of_engines(host: Host, needs: Needs) -> Check:
-    """Return the check of the container engines; without one, stages run by RUNTIME=local."""
-    local = "or without a container: RUNTIME=local"
-    ready = [e.name for e in host.engines if e.answers and (e.gives_cards or not needs.on_card)]
-    if ready:
-        return Check("container", "ok", ", ".join(ready))
-    if not needs.on_card:
-        return Check("container", "ok", "none that answers; a recipe for a CPU needs none")
-    if not host.engines:
-        return Check("container", "note", "neither docker nor podman", f"install one and NVIDIA's toolkit, {local}")
-    first = host.engines[0]
-    if not first.answers:
-        return Check("container", "note", f"{first.name} does not answer", f"`{first.name} info` says why, {local}")
-    way_out = "install the NVIDIA container toolkit, nvidia-ctk runtime configure --runtime=docker, restart docker"
-    if first.name == "podman":
-        way_out = "install the NVIDIA container toolkit, nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
-    return Check("container", "note", f"{first.name} gives containers no card", f"{way_out}, {local}")
-
-
-# ---- the machine
+        small = needs.card and gpu.total < needs.card
+        way_out = "`rlhf plan --fit card` looks for settings" if small else "nvidia-smi shows what else runs there"
+        yield _amount(f"card {number}", gpu.free, f"of {gb(gpu.total)} GB free, {gpu.name}", needs.card, way_out)
 
 
 def _answer(*words: str) -> str | None:
@@ -228,10 +181,8 @@ def _answer(*words: str) -> str | None:
 
 def _gpus() -> list[Gpu] | None:
     """Return the cards that nvidia-smi shows."""
-    said = _answer(
-        "nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.free", "--format=csv,noheader,nounits"
-    )
-    if said is None:
+    query = "--query-gpu=name,driver_version,memory.total,memory.free"
+    if (said := _answer("nvidia-smi", query, "--format=csv,noheader,nounits")) is None:
         return None
     rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
     return [
@@ -240,42 +191,21 @@ def _gpus() -> list[Gpu] | None:
     ]
 
 
-def _torch() -> tuple[str | None, str | None, bool]:
-    """Return torch's version, the CUDA that it is built for, and whether it finds a usable card."""
-    if importlib.util.find_spec("torch") is None:
-        return None, None, False
-    import torch
-
-    return str(torch.__version__), torch.version.cuda, torch.cuda.is_available()
-
-
-def _engines() -> Iterator[Engine]:
-    """Yield the container engines that are installed, those first that `make` prefers."""
-    if shutil.which("docker"):
-        said = _answer("docker", "info", "--format", "{{json .Runtimes}}")
-        yield Engine("docker", said is not None, "nvidia" in (said or "") or bool(shutil.which("nvidia-ctk")))
-    if shutil.which("podman"):
-        cdi = any(Path(folder, "nvidia.yaml").is_file() for folder in ("/etc/cdi", "/var/run/cdi"))
-        yield Engine("podman", _answer("podman", "info") is not None, cdi)
-
-
-def _lacking_packages() -> list[str] | None:
-    """Return the required packages that are missing, or have a version that is not asked for."""
+def _lacking_packages() -> Iterator[str]:
+    """Yield the required packages that are missing, or have a version that is not asked for; none in the image."""
     from packaging.requirements import Requirement  # comes with transformers
 
     try:
         lines = importlib.metadata.requires("rlhf-one-gpu") or []
-    except importlib.metadata.PackageNotFoundError:  # the container image, whose build checks them
-        return None
-    lacking = []
+    except importlib.metadata.PackageNotFoundError:
+        return
     for requirement in map(Requirement, lines):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            lacking.append(f"{requirement} is missing")
+            yield f"{requirement} is missing"
             continue
         if not requirement.specifier.contains(version, prereleases=True):
-            lacking.append(f"{requirement.name} {version}, asked for is {requirement.specifier}")
-    return lacking
+            yield f"{requirement.name} {version}, asked for is {requirement.specifier}"

@@ -284,31 +284,8 @@ def step_flops(
     }
 
 
-def step_limits(
-    recipe: Recipe,
-    stage: TrainingName,
-    predicted: PredictedStage,
-    card: cards.Rates,
-    longest: bool = False,
-) -> dict[str, float]:
-    """Return the least seconds of one step at a card's rates, by phase: a roofline of products and of decoding.
-
-    What a phase computes is divided by the rate of products, what decoding reads by the bandwidth. Rows are as long as
-    the recipe's data, or with `longest` as the recipe admits. `rollout` is its two parts together.
-    """
-    least: dict[str, float] = {}
-    decoding = "rollout/decode"
-    for name, flops in step_flops(recipe, stage, predicted).items():
-        share = 1.0 if longest or name == decoding else share_of_longest(recipe, stage, name, None)
-        least[name], _ = card.seconds(share * flops, 0)
-    if decoding in least:
-        _, least[decoding] = card.seconds(0, step_decoded_bytes(recipe, stage, predicted, longest))
-        least["rollout"] = least["rollout/prefill"] + least[decoding]
-    return least
-
-
 def step_decoded_bytes(recipe: Recipe, stage: TrainingName, predicted: PredictedStage, longest: bool) -> float:
-    """Return the bytes that the decoding of one step of PPO, RLOO or GRPO reads; `longest` as in `step_limits`."""
+    """Return the bytes that the decoding of one step of PPO, RLOO or GRPO reads; `longest`: every row is."""
     options = recipe.online()[stage]
     prompt = options.max_prompt_length if longest else mean_prompt(recipe, options.max_prompt_length, None)
     batches = math.ceil(options.batch_size / options.rollout_batch_size)
