@@ -41,7 +41,6 @@ def seams() -> list[Seam]:
     from transformers.data.data_collator import DataCollatorMixin
 
     from rlhf.data import tokenize
-    from rlhf.evaluation import reward_model
     from rlhf.evaluation.references import Overlap
     from rlhf.models import weights
     from rlhf.rollout.library_decoding import LibraryDecoding
@@ -53,7 +52,6 @@ def seams() -> list[Seam]:
         Seam(torch, "save", _left_out, "files take no memory of the device"),
         Seam(TrainState, "save", _left_out, "files take no memory of the device"),
         Seam(weights, "check_finite", _left_out, "adapters of zeros hold no NaN"),
-        Seam(reward_model, "scales_of", _standard, "the stage that would have measured them is not rehearsed before"),
         Seam(Overlap, "metrics", _on_device, "without an encoder the host compares texts"),
         Seam(TrainState, "_minibatches", _first, "further minibatches take no more memory"),
         Seam(DataCollatorMixin, "__call__", _with_one_shorter, "a shorter row needs a mask"),
@@ -73,10 +71,6 @@ def with_seams() -> Iterator[None]:
 
 def _left_out(_: Callable[..., object]) -> Callable[..., None]:
     return lambda *_, **__: None
-
-
-def _standard(_: Callable[..., object]) -> Callable[[object, int], tuple[tuple[float, ...], tuple[float, ...]]]:
-    return lambda _, count: ((0.0,) * count, (1.0,) * count)
 
 
 def _on_device(metrics: Callable[["Overlap", T], dict[str, float]]) -> Callable[["Overlap", T], dict[str, float]]:
