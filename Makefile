@@ -34,11 +34,11 @@ ready  = $(VENV)/.ready-$(EXTRAS)
 
 TRAIN  := pretrain sft rm ppo rloo grpo dpo kto evaluate merge
 PLAIN  := recipes doctor plan rehearse fetch reproduce report ab judge chat sample serve
-BENCH  := bench bench-ablation bench-against bench-gpu bench-peer
-TESTS  := test test-slow test-studies
+BENCH  := bench bench-against bench-gpu bench-peer
+TESTS  := test test-slow
 USER   := help setup $(TRAIN) all $(PLAIN) compare score reward data-check data-show
-DEV    := help-dev image shell $(BENCH) bench-memory bench-micro budgets results-index docs-tables $(TESTS) mutants \
-          test-vllm test-image lint docs lock clean
+DEV    := help-dev image shell $(BENCH) bench-memory bench-micro budgets tables $(TESTS) mutants digests test-vllm \
+          test-image lint docs lock clean
 .PHONY: $(USER) $(DEV)
 .NOTPARALLEL: # one GPU: stages never run side by side, whatever -j says
 SHELL := bash
@@ -85,11 +85,11 @@ bench-micro: $(ready) #- measure small functions with pytest-benchmark
 	$(python) -m pytest bench/micro --benchmark-only --benchmark-autosave -q $(ARGS)
 budgets: $(ready) #- fail if predicted memory, operations or launches are not as pinned (ARGS=--write pins them)
 	$(python) -m bench.memory pinned$(args)
-results-index docs-tables: $(ready) #- write results/README.md and recipes/README.md, or the tables of docs/
-	$(python) -m $(if $(filter results%,$@),bench.results,bench.docs_tables)
-$(TESTS): $(ready) #- run the tests: those of every commit, the slow ones, those of studies/ (ARGS="FILE ...")
-	$(python) -m pytest $(if $(filter test,$@),-n auto --dist loadfile,$(if $(filter %slow,$@),-m slow,studies/tests)) $(ARGS)
-mutants test-vllm: $(ready) #- plant faults that the tests must find; sample with a real vLLM server
+tables: $(ready) #- write results/README.md, recipes/README.md and the tables of docs/ that say what the code says
+	$(python) -m bench.tables
+$(TESTS): $(ready) #- run the tests of every commit, or the slow ones (ARGS="FILE ...")
+	$(python) -m pytest -n auto --dist loadfile -m '$(if $(filter %slow,$@),,not )slow' $(ARGS)
+mutants digests test-vllm: $(ready) #- plant faults that tests must find; compare results bit by bit; sample with vLLM
 	$(python) -m tests.$(@:test-%=%) $(ARGS)
 test-image: $(ready) #- build the image for a CPU (CUDA=1: a GPU) and train in it
 	CUDA='$(CUDA)' BASE='$(BASE)' PIP_ARGS='$(PIP_ARGS)' tests/image/test.sh $(VENV)/bin/python

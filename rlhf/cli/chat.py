@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import ANSWER_TEMPERATURE, ANSWER_TOKENS, OneOf, StrictCommand
-from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
-from rlhf.cli.run_argument import RUN
+from rlhf.cli.options import ANSWER_TEMPERATURE, ANSWER_TOKENS
+from rlhf.cli.recipe_options import RUN, RUN_HELP, chooses_recipe
 from rlhf.data.rows import Message
+from rlhf.errors import OptionError
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.stages import EVALUATE
@@ -24,13 +24,13 @@ from rlhf.terminal.progress import working
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this again"
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @RUN
 @chooses_recipe(**RUN_HELP, out=True, on_device=True)
 @click.option(
     "--stage",
     show_default="the recipe's first policy",
-    type=OneOf(chatting.CHAT_STAGES),
+    type=click.Choice(chatting.CHAT_STAGES),
     help="Stage whose model to load.",
 )
 @ANSWER_TEMPERATURE
@@ -44,7 +44,10 @@ def chat(
     the recipe and its changes as for the run.
     """
     loaded = choice.load()
-    stage = stage or chatting.stage_of(choice.run) or chatting.first_policy(loaded.recipe)
+    named = chatting.stage_of(choice.run)
+    if choice.run and choice.run.stage and not (stage or named):
+        raise OptionError(f"{choice.run}: {choice.run.stage} makes no answers; name another stage's folder, or --stage")
+    stage = stage or named or chatting.first_policy(loaded.recipe)
     options = loaded.recipe.evaluate
     run = StageRun(out, loaded, EVALUATE)  # sampling is that of evaluation
     folder = chatting.trained_stage(run, stage)

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from rlhf import recipe as recipes
-from rlhf.cli.run_argument import TAKES_RUN
 from rlhf.data.hub import hub_hint
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
@@ -42,33 +41,32 @@ class Choice:
     seed: int | None = None
     run: NamedRun | None = None  # instead of all but the folder and further changes
 
-    def load(self, more_data: Sequence[str] = (), merging: bool = False, quiet: bool = False) -> PinnedRecipe:
-        """Return the recipe with its changes; `more_data` are further files to train on.
+    def load(self, merging: bool = False, quiet: bool = False) -> PinnedRecipe:
+        """Return the recipe with its changes. Unless `quiet`, it is said which version is taken.
 
-        `merging`: what `rlhf.run.named.recipe_of` calls so. Unless `quiet`, it is said which version is taken.
+        `merging`: what `rlhf.run.named.recipe_of` calls so.
 
         Raises OptionError if the options name no recipe, missing files or what a recipe cannot have, UsageError if they
         exclude each other, and UserError if the recipe itself is wrong.
         """
-        if self.run is not None:
-            with _of_options():
-                changes = recipes.parse_overrides(self.changes)
-            if not (quiet or distributed.launched()) and (
-                edits := edits_since(self.run, recipes_root(), self.directory)
-            ):
-                say(edits)
-            return recipe_of(self.run, recipes_root(), self.directory, changes, merging)
-        directory, data = self.directory_of_recipe(), (*self.data, *more_data)
-        as_written = recipes.load(directory).recipe  # without options, whose mistakes come below
+        quiet = quiet or distributed.launched()  # a launcher's processes leave it to their parent
         with _of_options():
             changes = recipes.parse_overrides(self.changes)
+        if self.run is not None:
+            if not quiet and (edits := edits_since(self.run, recipes_root(), self.directory)):
+                say(edits)
+            return recipe_of(self.run, recipes_root(), self.directory, changes, merging)
+        directory = self.directory_of_recipe()
+        as_written = recipes.load(directory).recipe  # without options, whose mistakes come below
         seed = self._seed(changes)
-        self._check_set_once(changes)
-        named = self._weights_changes(directory, changes, data) | _data_changes(data, as_written.data)
+        for option, keys in NAMED_BY.items():
+            if getattr(self, option) and (twice := keys & changes.keys()):
+                raise OptionError(f"--set {min(twice)}: --{option} sets this key too; leave one of them out")
+        named = self._weights_changes(directory, changes) | _data_changes(self.data, as_written.data)
         with _of_options():
             loaded = recipes.load(directory, named | changes, seed)
-        if not (quiet or distributed.launched()) and (note := _about_version(loaded, by_hardware=self.hw is not None)):
-            say(f"recipe: {loaded.directory} ({note})")  # a launcher's processes leave it to their parent
+        if not quiet and (loaded.released_sha256 or self.hw):
+            say(f"recipe: {loaded.directory} ({loaded.status})")
         return loaded
 
     def root_of_runs(self) -> Path:
@@ -78,18 +76,12 @@ class Choice:
         seed = [] if self.seed is None else [f"seed-{self.seed}"]
         return Path("runs", *weights, *data, *seed)
 
-    def _check_set_once(self, changes: Changes) -> None:
-        """Raise OptionError if --set changes a key that --data or --weights sets."""
-        for option, keys in NAMED_BY.items():
-            if getattr(self, option) and (twice := keys & changes.keys()):
-                raise OptionError(f"--set {min(twice)}: --{option} sets this key too; leave one of them out")
-
-    def _weights_changes(self, directory: Path, changes: Changes, data: Sequence[str]) -> Changes:
+    def _weights_changes(self, directory: Path, changes: Changes) -> Changes:
         """Return the changes that --weights stands for. Random weights bring data of their own."""
         if self.weights is None:
             return {}
         if self.weights == "random":
-            if data:
+            if self.data:
                 raise click.UsageError("--weights random brings stand-in dialogues of its own: leave out --data")
             with _of_options():
                 changed = recipes.load(directory, changes).recipe
@@ -131,10 +123,7 @@ class Choice:
             check_directory(self.directory, recipes_root())
             return self.directory
         if self.hw is None:
-            context = click.get_current_context(silent=True)
-            takes_run = any(p.name in TAKES_RUN for p in (context.command.params if context else ()))
-            run = "; or name a run directory as RUN" if takes_run else ""
-            raise OptionError(f"name a recipe: --hw NAME or --recipe DIR; `rlhf recipes` lists them{run}")
+            raise OptionError("name a run directory, or a recipe: --hw NAME or --recipe DIR (`rlhf recipes`)")
         default = recipes.resolve(self.hw, recipes_root())
         if not self.guide:
             return default
@@ -183,21 +172,3 @@ def tell_if_edited(runs: Iterable[Path]) -> None:
         with suppress(UserError):
             if edits := edits_since(named_run(directory), recipes_root()):
                 say(edits)
-
-
-def _about_version(chosen: PinnedRecipe, by_hardware: bool) -> str:
-    """Return which version of a recipe is taken: its status, and what v1 is if a user of `--hw` may expect that.
-
-    "" if the file was not edited after its release, and there is no other version or the user named this one.
-    """
-    versions = [d for d in recipes.available(recipes_root()) if d.parent == chosen.directory.parent]
-    if not by_hardware or len(versions) == 1:
-        return chosen.status if chosen.released_sha256 else ""
-    first = recipes.load(versions[0])
-    of_guide = guide_of(chosen.directory)
-    about_first = ""
-    if of_guide and of_guide[0] != chosen.directory:
-        about_first = f"; {of_guide[0].name} has the {of_guide[1]}'s own settings: --guide"
-    elif first.recipe.model != recipes.load(chosen.directory).recipe.model:
-        about_first = f"; {first.version} trains another model"
-    return f"{chosen.status}{about_first}"

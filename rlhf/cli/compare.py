@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import recipes_root, tell_if_edited
-from rlhf.cli.options import OUTPUT, OneOf, StrictCommand, existing_files, run_or_stage
+from rlhf.cli.options import OUTPUT, existing_files, run_or_stage
 from rlhf.evaluation import compare
 from rlhf.evaluation.compare import COMPARED_POLICIES, PolicyComparison, PolicyEvaluation
 from rlhf.process.task import run_child, task_of
@@ -23,9 +23,11 @@ def _runs(context: click.Context, parameter: click.Parameter, paths: tuple[Path,
     return [run_or_stage(context, parameter, path) for path in paths]
 
 
-@click.command("compare", cls=StrictCommand)
+@click.command("compare")
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path), callback=_runs)
-@click.option("--stage", type=OneOf(COMPARED_POLICIES), help="Policy to compare. [default: the first trained one of A]")
+@click.option(
+    "--stage", type=click.Choice(COMPARED_POLICIES), help="Policy to compare. [default: the first trained one of A]"
+)
 @click.option(
     "--scored",
     multiple=True,

@@ -10,17 +10,7 @@ from typing import Any, get_args
 
 import click
 
-from rlhf.cli.options import (
-    OUTPUT,
-    SEED,
-    InOrderOfUse,
-    Number,
-    OneOf,
-    StrictCommand,
-    WholeNumber,
-    existing_files,
-    refuse_inputs,
-)
+from rlhf.cli.options import OUTPUT, SEED, Number, existing_files, refuse_inputs
 from rlhf.data import convert, formats, show
 from rlhf.data.needs import stages_in_words
 from rlhf.data.prepare import Preparation
@@ -42,7 +32,7 @@ REPAIR = "Repair it; a run leaves such rows out with `rlhf run … --set data.on
 FORMAT = click.option(
     "--format",
     "kind",
-    type=OneOf(get_args(DataFormat)),
+    type=click.Choice(get_args(DataFormat)),
     default="auto",
     show_default=True,
     help="Kind of rows, as data.format of a recipe; auto: as the first row shows.",
@@ -62,7 +52,7 @@ PREPARING = (
     ),
     click.option(
         "--rated",
-        type=OneOf(get_args(RatedPairs)),
+        type=click.Choice(get_args(RatedPairs)),
         default="best_worst",
         show_default=True,
         help="Pairs that are made of a prompt's rated answers, as data.rated of a recipe.",
@@ -91,12 +81,12 @@ def preparing(command: Callable[..., None]) -> Callable[..., None]:
     return prepared
 
 
-@click.group("data", cls=InOrderOfUse)
+@click.group("data")
 def data_group() -> None:
     """Check, show and convert data files."""
 
 
-@data_group.command("check", cls=StrictCommand)
+@data_group.command("check")
 @click.argument("files", nargs=-1, required=True, callback=existing_files)
 @click.option(
     "--heldout",
@@ -224,12 +214,12 @@ def flaws_line(report: QualityReport) -> str:
     )
 
 
-@data_group.command("show", cls=StrictCommand)
+@data_group.command("show")
 @click.argument("files", nargs=-1, required=True, callback=existing_files)
 @click.option(
     "--rows",
     "count",
-    type=WholeNumber(min=1),
+    type=click.IntRange(min=1),
     metavar="N",
     default=5,
     show_default=True,
@@ -239,7 +229,7 @@ def flaws_line(report: QualityReport) -> str:
 @click.option("--first", is_flag=True, help="Show the first rows instead of random ones.")
 @click.option(
     "--only",
-    type=OneOf(list(flaws.FLAWS)),
+    type=click.Choice(list(flaws.FLAWS)),
     help="Show only rows with this flaw, as `rlhf data check` counts it.",
 )
 @FORMAT
@@ -278,8 +268,8 @@ def _named(malformed: Sequence[tuple[str, str]]) -> str:
     return f"{named}; and {len(malformed) - NAMED:,} more" if len(malformed) > NAMED else named
 
 
-@data_group.command("convert", cls=StrictCommand)
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), callback=existing_files)
+@data_group.command("convert")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @FORMAT
 @preparing
 @click.option("--skip-bad-rows", is_flag=True, help="Leave malformed rows out, instead of stopping at the first one.")

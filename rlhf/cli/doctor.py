@@ -7,7 +7,6 @@ import click
 from rich.text import Text
 
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import StrictCommand
 from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.plan import doctor as examining
 from rlhf.process.libraries import quiet_libraries
@@ -16,7 +15,7 @@ from rlhf.terminal import screen
 STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @chooses_recipe(changes=SET_HELP, out=True, hw="Take the default recipe of this hardware; `rlhf recipes` lists both.")
 def doctor(choice: Choice, out: Path) -> None:
     """Check what this machine lacks for a recipe, or for any.

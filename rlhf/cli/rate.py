@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice, tell_if_edited
-from rlhf.cli.options import SEED, StrictCommand, WholeNumber
+from rlhf.cli.options import SEED
 from rlhf.cli.recipe_options import pair_options
 from rlhf.errors import UserError
 from rlhf.rating import server
@@ -15,14 +15,14 @@ from rlhf.run.packages import install_command
 from rlhf.terminal import streams
 
 
-@click.command("ab", cls=StrictCommand)
+@click.command("ab")
 @pair_options
 @click.option("--rater", metavar="NAME", default="", help="Name of the rater. [default: the page asks]")
 @click.option("--seed", default=0, type=SEED, metavar="N", show_default=True, help="Seed of the order of two answers.")
 @click.option(
     "--port",
     default=server.PORT,
-    type=WholeNumber(0, 65535),
+    type=click.IntRange(0, 65535),
     metavar="N",
     show_default=True,
     help="Port of the page; 0 takes a free one.",
@@ -53,7 +53,7 @@ def rate(
         server.serve(server.Server(paired, port, rater=rater, seed=seed, limit=limit))
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @pair_options
 @click.option(
     "--url",
@@ -65,7 +65,7 @@ def rate(
 @click.option(
     "--parallel",
     default=4,
-    type=WholeNumber(1, 64),
+    type=click.IntRange(1, 64),
     metavar="N",
     show_default=True,
     help="Number of pairs that are judged at once.",

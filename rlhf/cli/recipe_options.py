@@ -1,25 +1,23 @@
-"""Decorators for commands that work on a recipe: the options that name it and change it."""
+"""Decorators for commands that work on a recipe: the options that name it and change it, or a run that has them all."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rlhf import recipe as recipes
 from rlhf.cli import container
 from rlhf.cli.choice import RECIPE_ROOT, Choice, recipes_root
-from rlhf.cli.options import SEED, OutputFile, RunsFolder, WholeNumber, existing_root, typed_options
-from rlhf.cli.run_argument import AMONG_OTHERS, OF_THE_RUN, RUN, run_among
+from rlhf.cli.options import SEED, OutputFile, typed_options
 from rlhf.errors import OptionError
-from rlhf.recipe import Recipe
 from rlhf.recipe.stages import POLICIES
-from rlhf.recipe.strict import dotted_keys
-from rlhf.run.named import NamedRun
+from rlhf.run.named import is_run, named_run
 
 Command = Callable[..., None]
+AMONG_OTHERS = ("files", "rewards")  # parameters among whose words a run directory may be
+OF_THE_RUN = ("hw", "guide", "out", "data", "weights", "seed")  # parameters whose values a run directory has
 HARDWARE = "Take the default recipe of this hardware; `rlhf recipes` lists both. This or --recipe must be given."
 GUIDE = "With --hw: take the version that keeps the settings of a published guide, where there is one."
 OUT = "Root of all runs. [default: runs, or a folder in it where --weights, --data or --seed is given]"
@@ -35,37 +33,24 @@ RUN_HELP = {
     "changes": "Key of the recipe that was changed for the run. May be repeated.",
     "seed": "Seed that the run was started with, if any.",
 }
-
-
-def _keep(context: click.Context, parameter: click.Parameter, folder: Path | None) -> None:
-    """Remember --recipe-root for `recipes_root`."""
-    if folder is not None:
-        context.meta[RECIPE_ROOT] = folder
-
-
-def _hardware_names(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """Return the names with which a shell may complete --hw."""
-    names = {recipes.load(directory).recipe.hardware.name for directory in recipes.available(recipes_root())}
-    return sorted(name for name in names if name.startswith(typed))
-
-
-def _recipe_keys(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    """Return the keys with which a shell may complete --set."""
-    return [f"{key}=" for key in dotted_keys(Recipe) if key.startswith(typed)]
-
-
+RUN = click.argument(
+    "run",
+    metavar="[RUN]",
+    required=False,
+    type=click.Path(path_type=Path),
+    callback=lambda context, parameter, path: None if path is None else named_run(path),
+)
 RECIPES = click.option(
     "--recipe-root",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    callback=_keep,
+    callback=lambda context, parameter, folder: folder and context.meta.update({RECIPE_ROOT: folder}),
     expose_value=False,
     help="Folder of recipes. [default: RLHF_RECIPES, recipes/ here, or the installed ones]",
 )
 REUSE = click.option(
     "--reuse",
-    type=RunsFolder(path_type=Path),
-    callback=existing_root,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="ROOT",
     help="Another root of runs; its finished stages are used if --out has none.",
 )
@@ -85,93 +70,70 @@ def chooses_recipe(
 
     The arguments are the help texts of --data, --weights, --set, --seed and --hw; an option without a text is left out.
     `out` adds --out, which the command gets as an argument of its own; its default says what is not the recipe's.
-    `on_device`: the command computes on the recipe's device, so that it may run in the container image.
+    `on_device`: the command computes on the recipe's device, so that it may run in the container image. A run that is
+    named beside them has all these settings.
     """
-    options: list[Callable[[Command], Command]] = [
-        click.option(
-            "--hw",
-            metavar="NAME",
-            shell_complete=_hardware_names,
-            help=hw,
-        ),
-        click.option(
-            "--recipe",
-            "directory",
-            metavar="DIR",
-            type=click.Path(path_type=Path),
-            help="Folder of a recipe, used instead of --hw.",
-        ),
+    folder = click.Path(path_type=Path)
+    options = [
+        click.option("--hw", metavar="NAME", help=hw),
+        click.option("--recipe", "directory", metavar="DIR", type=folder, help="Folder of a recipe, instead of --hw."),
         click.option("--guide", is_flag=True, help=GUIDE),
+        data and click.option("--data", multiple=True, metavar="FILE", help=data),
+        weights and click.option("--weights", metavar="random|DIR|FILE.gguf", help=weights),
+        out and click.option("--out", type=folder, help=OUT),
+        changes and click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help=changes),
+        seed and click.option("--seed", type=SEED, metavar="N", help=seed),
+        RECIPES,
+        on_device and container.OPTION,
     ]
-    if data:
-        options.append(click.option("--data", multiple=True, metavar="FILE", help=data))
-    if weights:
-        options.append(click.option("--weights", metavar="random|DIR|FILE.gguf", help=weights))
-    if out:
-        root = RunsFolder(path_type=Path)
-        options.append(click.option("--out", type=root, help=OUT))
-    if changes:
-        options.append(
-            click.option(
-                "--set", "changes", multiple=True, metavar="KEY=VALUE", shell_complete=_recipe_keys, help=changes
-            )
-        )
-    if seed:
-        options.append(click.option("--seed", type=SEED, metavar="N", help=seed))
-    options += [RECIPES, container.OPTION] if on_device else [RECIPES]
-    texts = {"data": data, "weights": weights, "changes": changes, "seed": seed}
-    names = [field.name for field in fields(Choice) if texts.get(field.name, True) and field.name != "run"]
+    texts = {"data": data, "weights": weights, "changes": changes, "seed": seed, "run": None}
+    names = [field.name for field in fields(Choice) if texts.get(field.name, True)]
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def with_choice(**values: Any) -> None:
-            _call(command, names, values, on_device)
+            choice = _with_run(Choice(**{name: values.pop(name) for name in names}), values)
+            if on_device:
+                _enter_container(choice, values)
+            command(choice=choice, **values)
 
         decorated: Command = with_choice
         for option in reversed(options):
-            decorated = option(decorated)
+            decorated = option(decorated) if callable(option) else decorated
         return decorated
 
     return decorate
 
 
-def _call(command: Command, names: Sequence[str], values: dict[str, Any], on_device: bool) -> None:
-    """Call a command with its choice, whose parts have these `names`, and with the root of the run that was named."""
-    choice = Choice(**{name: values.pop(name) for name in names})
-    run, values = _run_of(values, alone=not (choice.hw or choice.directory or choice.data))
+def _with_run(choice: Choice, values: dict[str, Any]) -> Choice:
+    """Take the run out of a command's arguments and put its root into them. Raises OptionError for settings beside it.
+
+    A run may stand among files: the one word that is the folder of a run.
+    """
+    run = values.pop("run", None)
+    for name in (name for name in AMONG_OTHERS if name in values):
+        runs = [word for word in values[name] if is_run(Path(word))]
+        values[name] = tuple(word for word in values[name] if word not in runs)
+        if len(runs) > 1:
+            raise click.UsageError(f"{' and '.join(map(str, runs))}: name one run")
+        run = named_run(Path(runs[0])) if runs else None
     if run is not None:
-        _refuse_settings(run, [name for name in OF_THE_RUN if name in (*names, "out")])
+        if taken := typed_options(*OF_THE_RUN):
+            raise OptionError(f"{run}: a run with its own settings; leave out {' and '.join(taken)}")
         choice = replace(choice, run=run)
-        values |= {"out": run.out} if "out" in values else {}
-    elif values.get("out", "") is None:
-        values["out"] = choice.root_of_runs()
-    if on_device:
-        written = [values["out"]] * ("out" in values) + _folders_of_outputs(values)
-        named = [part for value in values.values() for part in (value if isinstance(value, tuple) else (value,))]
-        read = [choice.directory, choice.weights, *choice.data, recipes_root(), *named]
-        container.enter(choice.load(quiet=True), written, read, values.get("port"))
-    command(choice=choice, **values)
+    if values.get("out", "") is None:
+        values["out"] = run.out if run else choice.root_of_runs()
+    return choice
 
 
-def _folders_of_outputs(values: dict[str, Any]) -> list[Path]:
-    """Return the folders of the files that the running command writes."""
-    outputs = (p.name for p in click.get_current_context().command.params if isinstance(p.type, OutputFile))
-    return [file.parent for name in outputs if name and (file := values.get(name))]
-
-
-def _run_of(values: dict[str, Any], alone: bool) -> tuple[NamedRun | None, dict[str, Any]]:
-    """Return the run directory among a command's arguments, and its other arguments. Raises what `run_among` does."""
-    run, others = values.pop("run", None), dict(values)
-    for name in AMONG_OTHERS:
-        if name in values:
-            run, others[name] = run_among(values[name], alone)
-    return run, others
-
-
-def _refuse_settings(run: NamedRun, names: Iterable[str]) -> None:
-    """Raise OptionError if options were typed whose values the run has."""
-    if taken := typed_options(*names):
-        raise OptionError(f"{run}: a run with its own settings; leave out {' and '.join(taken)}")
+def _enter_container(choice: Choice, values: dict[str, Any]) -> None:
+    """Go on in the container image where the recipe's device asks for it, showing it what the command names."""
+    outputs = [p.name for p in click.get_current_context().command.params if isinstance(p.type, OutputFile)]
+    written = [file.parent for name in outputs if name and (file := values.get(name))]
+    written += [values["out"]] if "out" in values else []
+    named = [part for value in values.values() for part in (value if isinstance(value, tuple) else (value,))]
+    read = [choice.directory, choice.weights, *choice.data, recipes_root(), *named]
+    container.enter(choice.load(quiet=True), written, read, values.get("port"))
 
 
 def pair_options(command: Command) -> Command:
@@ -179,17 +141,13 @@ def pair_options(command: Command) -> Command:
     options = (
         RUN,
         chooses_recipe(out=True),
-        click.option(
-            "--a",
-            metavar="POLICY",
-            help="Policy to compare against. [default: sft, or base]",
-        ),
+        click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft, or base]"),
         click.option(
             "--b",
             metavar="POLICY",
             help=f"Policy whose wins are counted. [default: the first of {', '.join(POLICIES)} that was trained]",
         ),
-        click.option("--limit", type=WholeNumber(min=1), metavar="N", help="Rate only the first N pairs."),
+        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
     )
     for option in reversed(options):
         command = option(command)

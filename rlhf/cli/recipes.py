@@ -7,7 +7,6 @@ import yaml
 
 from rlhf import recipe as recipes
 from rlhf.cli.choice import Choice, recipes_root
-from rlhf.cli.options import StrictCommand
 from rlhf.cli.recipe_options import RECIPES, SET_HELP, chooses_recipe
 from rlhf.errors import OptionError, UserError
 from rlhf.models import fetch as fetching
@@ -17,7 +16,7 @@ from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
 
 
-@click.command("recipes", cls=StrictCommand)
+@click.command("recipes")
 @RECIPES
 @click.option("--show", type=click.Path(path_type=Path), metavar="DIR", help="Print every value of one, defaults too.")
 def list_recipes(show: Path | None) -> None:
@@ -42,7 +41,7 @@ def list_recipes(show: Path | None) -> None:
     rows_table("recipes", ("folder", "hardware", "status", "for --hw", "description"), rows)
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @chooses_recipe(changes=SET_HELP, on_device=True)
 def fetch(choice: Choice) -> None:
     """Download and check a recipe's pinned model and data.

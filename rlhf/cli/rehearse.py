@@ -7,7 +7,6 @@ import click
 
 from rlhf import recipe as recipes
 from rlhf.cli.choice import Choice, recipes_root
-from rlhf.cli.options import StrictCommand
 from rlhf.cli.recipe_options import chooses_recipe
 from rlhf.errors import OptionError, UserError
 from rlhf.files import remove
@@ -19,7 +18,7 @@ from rlhf.terminal import say, screen, streams
 from rlhf.terminal.tables import rows_table
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @chooses_recipe(
     data="Take the rows of this file, not made ones. May be repeated.",
     weights="A small checkpoint's folder or GGUF file that stands for the recipe's model. [default: SmolLM2-135M]",
@@ -39,38 +38,32 @@ def rehearse(choice: Choice, out: Path) -> None:
     folder = (out / "rehearsal" / loaded.name / loaded.version).absolute()
     rows = folder / "rows.jsonl"
     stand_in = _stand_in(choice)
-    rehearsal = content.of_recipe(loaded.recipe, stand_in, rows)
+    changes = content.changes(loaded.recipe, stand_in, rows)
     try:
-        changed = loaded.with_changes(rehearsal.changes | recipes.parse_overrides(choice.changes))
+        changed = loaded.with_changes(changes | recipes.parse_overrides(choice.changes))
     except UserError as error:
         way_out = "change that key with --set, or name another small model with --weights"
-        raise UserError(f"it cannot be rehearsed with {stand_in.name}: {error}; {way_out}") from error
-    screen.OUT.print("not tried by this rehearsal:", style="bold")
-    for line in rehearsal.untried:
-        screen.OUT.print(f"- {line}", soft_wrap=True)
+        raise UserError(f"it cannot be rehearsed: {error}; {way_out}") from error
+    screen.OUT.print("not tried: " + "; ".join(content.untried(loaded.recipe)), soft_wrap=True)
     with locked(folder):
         remove(folder)
         folder.mkdir()
         if content.needs_rows(loaded.recipe):
             content.write_rows(loaded.recipe, rows)
         outcomes = [*rehearsing.outcomes(changed, out / "rehearsal")]
-    rows_table(
-        f"rehearsal of {loaded.name} {loaded.version}",
-        ("stage", "seconds", "all numbers finite", "resumed from", "found"),
-        map(_cells, outcomes),
-    )
-    ill = [outcome for outcome in outcomes if not outcome.is_well]
-    if ill:
+    columns = ("stage", "seconds", "all numbers finite", "resumed from", "found")
+    rows_table(f"rehearsal of {loaded.name} {loaded.version}", columns, map(_cells, outcomes))
+    if ill := [outcome for outcome in outcomes if not outcome.is_well]:
         say(f"error: {ill[0].stage}: see above; to run it alone: `rlhf run {ill[0].stage} {folder}`")
         sys.exit(ill[0].code or 1)
 
 
-def _stand_in(choice: Choice) -> content.StandIn:
-    """Return the model that stands for the recipe's. Raises OptionError for one that cannot."""
+def _stand_in(choice: Choice) -> recipes.Changes:
+    """Return the changes that put a small model in the place of the recipe's. Raises OptionError."""
     if choice.weights == "random":
         raise OptionError("--weights random: a rehearsal needs a tokenizer too: name the folder of a small checkpoint")
-    if choice.weights:
-        return content.checkpoint(choice.weights)
+    if choice.weights:  # it is in its place already, and has its own architecture
+        return {"model.architecture": None}
     folder = recipes_root() / content.STAND_IN
     if not folder.is_dir():
         raise OptionError(f"{folder}: no such recipe, whose model would stand in: name a small checkpoint, --weights")
@@ -79,7 +72,6 @@ def _stand_in(choice: Choice) -> content.StandIn:
 
 def _cells(outcome: Outcome) -> tuple[str, ...]:
     """Return the row of the table for a stage."""
-    finite = "" if outcome.not_finite is None else f"no: {', '.join(outcome.not_finite)}"
-    if outcome.not_finite == []:
-        finite = "yes"
+    numbers = outcome.not_finite
+    finite = "" if numbers is None else f"no: {', '.join(numbers)}" if numbers else "yes"
     return outcome.stage, f"{outcome.seconds:.0f}", finite, outcome.resumed, outcome.found

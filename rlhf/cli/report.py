@@ -6,14 +6,14 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice, tell_if_edited
-from rlhf.cli.options import OUTPUT, PRICE, StrictCommand, run_directories, typed_options
+from rlhf.cli.options import OUTPUT, PRICE, run_directories, typed_options
 from rlhf.cli.recipe_options import chooses_recipe
 from rlhf.errors import OptionError, UserError
 from rlhf.report import page
 from rlhf.terminal import say, screen
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path), callback=run_directories)
 @chooses_recipe(out=True, hw="Hardware; the run is that of its default recipe below --out.")
 @PRICE

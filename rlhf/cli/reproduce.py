@@ -8,7 +8,7 @@ import click
 
 from rlhf import terminal
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import LARGEST_SEED, PRICE, StrictCommand, existing_file, listed
+from rlhf.cli.options import FILE, LARGEST_SEED, PRICE, listed
 from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
 from rlhf.errors import OptionError, UserError
 from rlhf.evaluation import reproduce as reproducing
@@ -23,7 +23,7 @@ from rlhf.terminal.tables import rows_table
 CONTINUES = "the same command continues: finished stages are kept, the interrupted one is resumed"
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @chooses_recipe(**TRAINING_HELP, out=True, on_device=True)
 @click.option("--seeds", metavar="LIST", default="0,1,2", show_default=True, help="Seeds, separated by commas.")
 @click.option(
@@ -88,8 +88,8 @@ def _stages(text: str | None) -> list[StageName] | None:
         raise click.BadParameter(str(error), param_hint="--until") from None
 
 
-@click.command(cls=StrictCommand)
-@click.argument("file", type=click.Path(path_type=Path), callback=existing_file)
+@click.command()
+@click.argument("file", type=FILE)
 def results(file: Path) -> None:
     """Print the record of a reproduction as a Markdown table.
 

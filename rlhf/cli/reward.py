@@ -8,7 +8,6 @@ from typing import NamedTuple
 import click
 
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import StrictCommand, WholeNumber
 from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.data import formats
 from rlhf.data.corpus import Prompt
@@ -59,7 +58,7 @@ class Material(NamedTuple):
     tokens: Callable[[str], list[int]] | None  # of a response; None where no tokenizer is at hand
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @click.argument("rewards", nargs=-1, metavar="[RUN] [REWARDS]...")
 @chooses_recipe(
     data="File with prompts, and with answers if there are any, instead of the recipe's data. May be repeated.",
@@ -69,7 +68,7 @@ class Material(NamedTuple):
 )
 @click.option(
     "--rows",
-    type=WholeNumber(min=1, max=1000),
+    type=click.IntRange(min=1, max=1000),
     default=16,
     show_default=True,
     metavar="N",

@@ -9,18 +9,8 @@ from rich.rule import Rule
 from rich.text import Text
 
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import (
-    ANSWER_TEMPERATURE,
-    ANSWER_TOKENS,
-    OUTPUT,
-    StrictCommand,
-    WholeNumber,
-    existing_file,
-    listed,
-    refuse_inputs,
-)
-from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
-from rlhf.cli.run_argument import RUN
+from rlhf.cli.options import ANSWER_TEMPERATURE, ANSWER_TOKENS, FILE, OUTPUT, listed, refuse_inputs
+from rlhf.cli.recipe_options import RUN, RUN_HELP, chooses_recipe
 from rlhf.data import show
 from rlhf.errors import OptionError
 from rlhf.evaluation import own_prompts
@@ -42,14 +32,13 @@ def policies(context: click.Context, parameter: click.Parameter, typed: str) -> 
     return [label for label in own_prompts.LABELS if label in words]
 
 
-@click.command(cls=StrictCommand)
+@click.command()
 @RUN
 @chooses_recipe(**RUN_HELP, out=True, on_device=True)
 @click.option(
     "--prompts",
     required=True,
-    type=click.Path(path_type=Path),
-    callback=existing_file,
+    type=FILE,
     metavar="FILE",
     help="Prompts: a .txt file with one on each line, or a data file, of whose rows the prompts are taken.",
 )
@@ -64,7 +53,7 @@ def policies(context: click.Context, parameter: click.Parameter, typed: str) -> 
     "--n",
     "count",
     default=1,
-    type=WholeNumber(min=1),
+    type=click.IntRange(min=1),
     metavar="N",
     show_default=True,
     help="Answers of each policy to a prompt.",

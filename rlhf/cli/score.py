@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import OUTPUT, StrictCommand, existing_files, refuse_inputs
+from rlhf.cli.options import FILE, OUTPUT, refuse_inputs
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
 from rlhf.evaluation import score as scoring
 from rlhf.evaluation import score_items
@@ -20,8 +20,8 @@ TABLE_ROWS = 20  # rows of the table
 SHORT = 60  # characters of a text in the table
 
 
-@click.command(cls=StrictCommand)
-@click.argument("files", nargs=-1, metavar="[RUN] [FILES]...", type=click.Path(path_type=Path), callback=existing_files)
+@click.command()
+@click.argument("files", nargs=-1, metavar="[RUN] [FILES]...", type=FILE)
 @chooses_recipe(**RUN_HELP, out=True, on_device=True)
 @click.option("--prompt", metavar="TEXT", help="Score answers to this prompt instead of FILES.")
 @click.option("--response", "responses", multiple=True, help="Answer to --prompt. May be repeated.")

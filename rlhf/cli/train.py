@@ -1,9 +1,7 @@
 """`rlhf run`: one stage of a recipe."""
 
-import os
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,8 +9,8 @@ import click
 from rlhf import terminal
 from rlhf.cli import chain, report
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import PRICE, OneOf, StrictCommand
-from rlhf.cli.recipe_options import REUSE, TRAINING_HELP, chooses_recipe
+from rlhf.cli.options import PRICE
+from rlhf.cli.recipe_options import REUSE, RUN, TRAINING_HELP, chooses_recipe
 from rlhf.cli.summary_tables import summary_table, targets_table
 from rlhf.errors import OptionError
 from rlhf.observe import tracking, watch
@@ -23,7 +21,6 @@ from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.stages import EVALUATE, MERGE, POLICIES, PRETRAIN, SFT, STAGES, PolicyName
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
-from rlhf.run.named import named_run
 from rlhf.run.records import Summary
 from rlhf.stages import runner
 from rlhf.stages.result import Result
@@ -34,9 +31,6 @@ TRIAL_NOTE = (
     "pretrain: this recipe trains a tiny model from scratch on your rows: a trial of every step, not an assistant; "
     "recipes with a pretrained base make one (`rlhf recipes`)"
 )
-
-
-DATA_HELP = "Train on this file instead of the recipe's data; after STAGE, more files may follow it. May be repeated."
 
 
 HELP = f"""Run one stage of a recipe.
@@ -57,7 +51,7 @@ def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path
         context.exit()
 
 
-@click.command(cls=StrictCommand, help=HELP)
+@click.command(help=HELP)
 @click.option(
     "--resolved",
     type=click.Path(path_type=Path),
@@ -67,11 +61,9 @@ def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path
     callback=_run_resolved,
     help="Run what this file says and nothing else; other commands write it for a stage's own process.",
 )
-@click.argument("stage", type=OneOf(STAGES), metavar="STAGE")
-@click.argument("more_data", nargs=-1, metavar="[RUN]")  # further files in `--data a.jsonl b.jsonl`
-@chooses_recipe(
-    **TRAINING_HELP | {"data": DATA_HELP}, seed="Seed to use instead of the recipe's.", out=True, on_device=True
-)
+@click.argument("stage", type=click.Choice(STAGES), metavar="STAGE")
+@RUN
+@chooses_recipe(**TRAINING_HELP, seed="Seed to use instead of the recipe's.", out=True, on_device=True)
 @click.option(
     "--with-parents", is_flag=True, help="First run the stages that this one builds on, unless they are finished."
 )
@@ -84,7 +76,7 @@ def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path
 @click.option(
     "--report-to",
     multiple=True,
-    type=OneOf(tracking.TRACKERS),
+    type=click.Choice(tracking.TRACKERS),
     help="Also send the metrics to this tracker. May be repeated.",
 )
 @click.option(
@@ -93,13 +85,13 @@ def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path
 @click.option(
     "--only",
     multiple=True,
-    type=OneOf(POLICIES),
+    type=click.Choice(POLICIES),
     help="Evaluate this policy instead of all that are trained. May be repeated.",
 )
 @click.option(
     "--stop-on",
     multiple=True,
-    type=OneOf([*watch.CHECK_NAMES, "all"]),
+    type=click.Choice([*watch.CHECK_NAMES, "all"]),
     metavar="CHECK",
     help=f"End the stage when this check finds something: {', '.join(watch.CHECK_NAMES)}, or all. May be repeated.",
 )
@@ -112,7 +104,6 @@ def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path
 def run(
     choice: Choice,
     stage: StageName,
-    more_data: tuple[str, ...],
     out: Path,
     reuse: Path | None,
     resume: bool | None,
@@ -126,10 +117,9 @@ def run(
 ) -> None:
     """Run one stage; `HELP` says how."""
     streams.outlast()
-    _check_files_follow_data(choice, more_data)
     if only and stage != EVALUATE:
         raise OptionError(f"--only: it names policies to evaluate, and {stage} evaluates none; leave it out")
-    loaded = choice.load(more_data, merging=stage == MERGE)
+    loaded = choice.load(merging=stage == MERGE)
     task = tasks.task_of(
         loaded,
         stage,
@@ -199,18 +189,6 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
     if stage == PRETRAIN and "data.files" in loaded.overrides:
         terminal.say(TRIAL_NOTE)
     return path
-
-
-def _check_files_follow_data(choice: Choice, more_data: Sequence[str]) -> None:
-    """Raise UsageError for arguments after STAGE that are no further files of --data."""
-    if more_data and more_data[0] in STAGES:
-        raise click.UsageError("one STAGE at a time; --with-parents runs what it builds on")
-    if more_data and ("=" in more_data[0] or not choice.data):
-        change = "Each change of the recipe follows a --set of its own"
-        if os.path.isdir(more_data[0]):
-            named_run(Path(more_data[0]))  # says why it is none
-        hint = change if "=" in more_data[0] else "Files to train on follow --data, and hardware --hw"
-        raise click.UsageError(f"unexpected argument {more_data[0]!r}. {hint}")
 
 
 def _show_outcome(summary: Summary, result: Result | None, path: Path, *, restart: bool) -> None:

@@ -6,88 +6,81 @@ stays as the recipe has it: that is what a rehearsal tries.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, json_lines
-from rlhf.recipe import Changes, Recipe
-from rlhf.recipe.choices import RowKind
-from rlhf.recipe.schema import StageOptions
-from rlhf.recipe.schema_evaluate import Evaluate
+from rlhf.recipe.schema import Recipe, StageOptions
 from rlhf.recipe.schema_model import Model, Tokenizer
-from rlhf.recipe.schema_online import GroupOptions, OnlineOptions
+from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.recipe.small import few_steps_changes
 from rlhf.recipe.stages import FEW_SAMPLES, PRETRAIN, TRAINING_STAGES
+from rlhf.recipe.strict import Changes
 
 STAND_IN = Path("cpu-smollm2-sums") / "v1"  # the recipe whose model and tokenizer stand for a card's
 STEPS = 2  # of each stage that trains; a checkpoint and an evaluation follow each
 PROMPT, RESPONSE = 64, 8  # tokens, at most
-RESPONSES = 4  # responses of a step of PPO, RLOO or GRPO
-HELD_OUT = 2  # rows or prompts of an evaluation
-MICRO_BATCH = 2  # rows
-QUESTIONS = (  # of different lengths, so that rows are padded
-    "What is {} + {}?",
-    "I have {} apples and get {} more. How many apples do I have now?",
-)
-READ = 64  # rows to learn from, at most: more would only be tokenized
+RESPONSES = 4  # of a step of PPO, RLOO or GRPO: two prompts with two responses each, or four with one
+QUESTIONS = ("What is {} + {}?", "I have {} apples and get {} more. How many apples do I have now?")  # two lengths
 LARGEST = 15  # number in a question; 225 rows
 KEPT = ("dtype", "quantization", "attention", "template", "system_prompt", "chat_template_kwargs")  # beside a stand-in
+AT_MOST = {  # of keys that a section has and sets
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "eval_steps": 1,
+    "warmup_steps": 1,
+    "max_samples": 64,
+    "max_eval_samples": 2,
+    "num_samples": 2,
+    "value_warmup_steps": STEPS - 1,
+    "num_ppo_epochs": 2,
+    "num_iterations": 2,
+    "num_generations": 2,
+    "resample_groups": 1,
+    "score_batch_size": RESPONSES,
+    "norm_responses": RESPONSES,
+    "max_prompt_length": PROMPT,
+    "max_length": PROMPT + RESPONSE,
+    **dict.fromkeys(("response_length", "max_completion_length", "overlong_buffer"), RESPONSE),
+}
 
 
-class Rehearsal(NamedTuple):
-    """The changes of a recipe, and in words what they leave untried."""
-
-    changes: Changes
-    untried: list[str]
-
-
-class StandIn(NamedTuple):
-    """The model that stands for a recipe's: its name, and the changes that put it there."""
-
-    name: str
-    changes: Changes
-
-
-def small_model(recipe: Recipe) -> StandIn:
-    """Return the model and the tokenizer of `recipe` as a stand-in."""
-    replaced = (("model", Model, recipe.model), ("tokenizer", Tokenizer, recipe.tokenizer))
+def small_model(recipe: Recipe) -> Changes:
+    """Return the changes that put the model and the tokenizer of `recipe` in the place of another's."""
     changes: Changes = {}
-    for section, kind, values in replaced:
+    for section, kind, values in (("model", Model, recipe.model), ("tokenizer", Tokenizer, recipe.tokenizer)):
         own = values.model_dump(mode="json", exclude_none=True)
         changes |= {f"{section}.{key}": own.get(key) for key in kind.model_fields if key not in KEPT}
-    return StandIn(recipe.model.origin, changes)
+    return changes
 
 
-def checkpoint(name: str) -> StandIn:
-    """Return the checkpoint of a recipe that `--weights` has changed as a stand-in; it has its own architecture."""
-    return StandIn(name, {"model.architecture": None})
-
-
-def of_recipe(recipe: Recipe, stand_in: StandIn, rows: Path) -> Rehearsal:
-    """Return the rehearsal of a recipe; `rows` is the file in which `write_rows` puts rows for data of the hub.
+def changes(recipe: Recipe, stand_in: Changes, rows: Path) -> Changes:
+    """Return the changes of a rehearsal; `rows` is the file in which `write_rows` puts rows for data of the hub.
 
     Raises UserError for a recipe that is made for a CPU.
     """
     if recipe.hardware.device == "cpu":
-        raise UserError("this recipe is made for a CPU: it needs no rehearsal; train with it: `rlhf run`, `make ppo`")
-    changes: Changes = {
+        raise UserError("this recipe is made for a CPU: it needs no rehearsal; train with it: `rlhf run`")
+    found: Changes = {
         "hardware.device": "cpu",
         "hardware.memory_gb": None,
         "hardware.count": 1,
         "hardware.engine": "ddp",
-        **stand_in.changes,
+        **stand_in,
         PRETRAIN: None,
-        "evaluate.bertscore_model": None,
+        **({"model.attention": "sdpa"} if recipe.model.attention == "flash_attention_2" else {}),
+        **few_steps_changes(recipe, STEPS, save_steps=1),
     }
-    if recipe.model.attention == "flash_attention_2":
-        changes["model.attention"] = "sdpa"
-    changes |= few_steps_changes(recipe, STEPS, save_steps=1)
     if needs_rows(recipe):
-        changes |= _made_data(recipe, rows)
+        found |= {f"data.{key}": None for key in recipe.data.own_keys()}
+        found |= {"data.source": "files", "data.files": [str(rows)], "data.format": "auto"}
+        found |= {
+            "data.heldout_fraction": 0.5,
+            **({"data.validation_fraction": 0.25} if recipe.data.validation_fraction else {}),
+        }
     for stage, options in recipe.sections().items():
-        if isinstance(options, Evaluate) or stage in TRAINING_STAGES:
-            changes |= {f"{stage}.{key}": value for key, value in _short(options).items()}
-    return Rehearsal(changes, _untried(recipe, stand_in))
+        if stage in (*TRAINING_STAGES, "evaluate"):
+            found |= {f"{stage}.{key}": value for key, value in _short(options).items()}
+    return found
 
 
 def needs_rows(recipe: Recipe) -> bool:
@@ -95,123 +88,50 @@ def needs_rows(recipe: Recipe) -> bool:
     return recipe.data.source in ("hub", "lengths")
 
 
-def _made_data(recipe: Recipe, rows: Path) -> Changes:
-    """Return the changes that put made rows in the place of the data, of the kind that the recipe names."""
-    changes: Changes = {f"data.{key}": None for key in recipe.data.own_keys()}
-    changes |= {"data.source": "files", "data.files": [str(rows)], "data.heldout_fraction": 0.5, "data.drop": None}
-    return changes | ({"data.validation_fraction": 0.25} if recipe.data.validation_fraction else {})
-
-
 def write_rows(recipe: Recipe, file: Path) -> None:
-    """Write rows of the kind that the recipe names: sums, with a right and a wrong answer where there are two."""
-    kind: RowKind = "preference"
-    if recipe.data.format != "auto":
-        kind = recipe.data.format
-    elif not any(options.model_scores for options in recipe.online().values()) and recipe.online():
-        kind = "question"
+    """Write sums: with a right and a wrong answer, or with the right one alone where no stage learns from pairs."""
+    pairs = not recipe.online() or any(options.model_scores for options in recipe.online().values())
     numbers = [(a, b) for a in range(1, LARGEST + 1) for b in range(1, LARGEST + 1)]
-    file.write_text(json_lines(_row(kind, a, b) for a, b in numbers), encoding="utf-8")
+    file.write_text(json_lines(_row(pairs, a, b) for a, b in numbers), encoding="utf-8")
 
 
-def _row(kind: RowKind, a: int, b: int) -> JsonObject:
-    """Return a question about two numbers as a row of a kind."""
+def _row(pair: bool, a: int, b: int) -> JsonObject:
+    """Return a question about two numbers with its answers."""
     question, right, wrong = QUESTIONS[(a + b) % 2].format(a, b), f"{a} + {b} = {a + b}", f"It is {a + b + 1}."
-    asked = {"role": "user", "content": question}
-    rows: Mapping[RowKind, JsonObject] = {
-        "text": {"text": f"{question} {right}"},
-        "hh": {
-            name: f"\n\nHuman: {question}\n\nAssistant: {answer}"
-            for name, answer in (("chosen", right), ("rejected", wrong))
-        },
-        "preference": {
-            "prompt": question,
-            "chosen": [asked, {"role": "assistant", "content": right}],
-            "rejected": [asked, {"role": "assistant", "content": wrong}],
-        },
-        "instruction": {"instruction": question, "output": right},
-        "completion": {"prompt": question, "completion": right, "answer": a + b},
-        "labelled": {"prompt": question, "completion": right if a % 2 else wrong, "label": a % 2 == 1},
-        "question": {"question": question, "answer": f"{right}\n#### {a + b}"},
-        "messages": {"messages": [asked, {"role": "assistant", "content": right}]},
-        "prompt": {"prompt": question, "answer": a + b},
-    }
-    return rows[kind]
+    answers: JsonObject = {"chosen": right, "rejected": wrong} if pair else {"completion": right, "answer": a + b}
+    return {"prompt": question, **answers}
 
 
 def _short(options: StageOptions) -> JsonObject:
-    """Return the keys of a section that a rehearsal cuts, with their new values."""
-    if isinstance(options, OnlineOptions):
-        return _short_online(options)
-    if isinstance(options, Evaluate):
-        most = {"max_samples": HELD_OUT, "batch_size": FEW_SAMPLES, "num_samples": 2}
-        return _at_most(options, most | {"max_prompt_length": PROMPT, "response_length": RESPONSE})
-    most = {
-        "per_device_train_batch_size": MICRO_BATCH,
-        "gradient_accumulation_steps": 2,
-        "max_samples": READ,
-        "max_eval_samples": HELD_OUT,
-        "max_prompt_length": PROMPT,
-        "max_length": PROMPT + RESPONSE,
-        "max_completion_length": RESPONSE,
-        "eval_steps": 1,
-    }
-    return {"max_samples": READ} | _at_most(options, most)
-
-
-def _short_online(options: OnlineOptions) -> JsonObject:
-    """Return the same for PPO, RLOO or GRPO: two prompts with two responses each, or four with one.
+    """Return the keys of a section that a rehearsal cuts, with their new values.
 
     Where the recipe divides minibatches into micro-batches, or a batch into parts that are sampled one after the other,
     so does the rehearsal.
     """
-    mini_batches = min(2, options.num_mini_batches)
-    rows = RESPONSES // mini_batches
+    set_keys: Mapping[str, object] = {key: getattr(options, key) for key in type(options).model_fields.keys() & AT_MOST}
+    cut: JsonObject = {key: min(value, AT_MOST[key]) for key, value in set_keys.items() if isinstance(value, int)}
+    if not isinstance(options, OnlineOptions):
+        return cut | (
+            {"batch_size": FEW_SAMPLES, "max_samples": 2} if hasattr(options, "batch_size") else {"max_samples": 64}
+        )
+    rows = RESPONSES // min(2, options.num_mini_batches)
     is_divided = options.batch_size // options.num_mini_batches > options.per_device_train_batch_size
-    section: JsonObject = {
+    return cut | {
         "batch_size": RESPONSES,
-        "num_mini_batches": mini_batches,
+        "num_mini_batches": min(2, options.num_mini_batches),
         "per_device_train_batch_size": rows // 2 if is_divided else rows,
         "rollout_batch_size": RESPONSES // 2 if options.rollout_batch_size < options.batch_size else RESPONSES,
-        "max_samples": READ,
+        "max_samples": 64,
     }
-    length = "max_completion_length" if isinstance(options, GroupOptions) else "response_length"
-    most = {
-        options.passes_key: 2,
-        "num_generations": 2,
-        "score_batch_size": RESPONSES,
-        "norm_responses": RESPONSES,
-        "warmup_steps": 1,
-        "value_warmup_steps": STEPS - 1,
-        "resample_groups": 1,
-        "max_samples": READ,
-        "max_eval_samples": HELD_OUT,
-        "max_prompt_length": PROMPT,
-        length: RESPONSE,
-        "overlong_buffer": RESPONSE,
-    }
-    return section | _at_most(options, most)
 
 
-def _at_most(options: StageOptions, most: Mapping[str, int]) -> JsonObject:
-    """Return the keys that a section has and sets, each with its value or the one here, whichever is smaller."""
-    values = {key: getattr(options, key, None) for key in most}
-    return {key: min(value, most[key]) for key, value in values.items() if value is not None}
-
-
-def _untried(recipe: Recipe, stand_in: StandIn) -> list[str]:
+def untried(recipe: Recipe) -> list[str]:
     """Return in words what a rehearsal leaves untried."""
-    model, hardware = recipe.model, recipe.hardware
-    paged = sorted({o.optim for o in (*recipe.dialogues().values(), *recipe.online().values()) if "paged" in o.optim})
     lines: list[tuple[object, str]] = [
-        (True, f"the model: {stand_in.name} stands for the recipe's, and so does its tokenizer"),
-        (recipe.pretrain, "pretrain: the stand-in is trained already"),
-        (needs_rows(recipe), "the data: made rows of the same kind stand for them"),
-        (True, f"lengths and batches: {STEPS} steps a stage, rows of at most {PROMPT} + {RESPONSE} tokens"),
-        (True, "memory and speed of the card, CUDA's kernels and captured graphs"),
-        (paged, f"paging of the optimizer's states: {', '.join(paged)} keeps them in memory on a CPU"),
-        (model.attention == "flash_attention_2", "flash attention: torch's own stands for it"),
-        (hardware.count > 1, f"several processes: one stands for {hardware.count} ({hardware.engine})"),
-        (any(o.vllm_url for o in recipe.online().values()), "the vLLM server: the stage samples by itself"),
-        (recipe.evaluate.bertscore_model, "BERTScore"),
+        (True, "the model and its tokenizer, its lengths and batches, memory, speed and kernels of the card"),
+        (recipe.pretrain, "pretrain"),
+        (needs_rows(recipe), "the data"),
+        (recipe.hardware.count > 1, f"several processes ({recipe.hardware.engine})"),
+        (any(options.vllm_url for options in recipe.online().values()), "the vLLM server"),
     ]
     return [line for applies, line in lines if applies]
