@@ -52,7 +52,7 @@ def main(
 
     Exit code 1: a stage does not fit, or costs more than in the newest record of the same recipe on this machine.
     """
-    loaded = options.load(hw, guide, directory, changes)
+    loaded = options.load(hw, guide, directory, changes, on_device=True)
     if save:
         records.check_savable(loaded)
     record = measure(loaded, options.stages_of(loaded, stages, TRAINING_STAGES), count, shape)

@@ -118,7 +118,7 @@ def measure(
     Predictions are made after everything is measured: they take minutes of a CPU, in which a GPU would wait. Exit code
     1 where a phase is only predicted or only measured.
     """
-    loaded = options.load(hw, guide, directory, changes)
+    loaded = options.load(hw, guide, directory, changes, on_device=True)
     if save:
         records.check_savable(file=save)
     cuda.set_environment(loaded.recipe)

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from bench.records import RESULTS
+from rlhf.cli import container
 from rlhf.cli.choice import Choice
 from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe, StageName
@@ -20,20 +22,29 @@ SAVE = click.option(
 
 
 def recipe(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --hw, --guide, --recipe and --set, of which `load` makes a recipe."""
+    """Add --hw, --guide, --recipe, --set and --runtime, of which `load` makes a recipe."""
     for option in (
         click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key. May be repeated."),
         click.option("--recipe", "directory", type=click.Path(path_type=Path), metavar="DIR", help="Instead of --hw."),
         click.option("--guide", is_flag=True, help="The version with a published guide's settings."),
+        container.OPTION,
         click.option("--hw", metavar="NAME", default="cpu", show_default=True, help="Hardware: its default recipe."),
     ):
         command = option(command)
     return command
 
 
-def load(hw: str, guide: bool, directory: Path | None, changes: tuple[str, ...]) -> PinnedRecipe:
-    """Return the recipe that the options name; raises what `rlhf.cli.choice.Choice.load` does."""
-    return Choice(None if directory else hw, directory, guide, changes=changes).load()
+def load(
+    hw: str, guide: bool, directory: Path | None, changes: tuple[str, ...], on_device: bool = False
+) -> PinnedRecipe:
+    """Return the recipe that the options name; raises what `rlhf.cli.choice.Choice.load` does.
+
+    `on_device`: a recipe for a GPU is measured in the container image, as it is trained there; then this never returns.
+    """
+    loaded = Choice(None if directory else hw, directory, guide, changes=changes).load()
+    if on_device:
+        container.enter(loaded, [RESULTS], [])
+    return loaded
 
 
 def stages(choices: Sequence[StageName]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
