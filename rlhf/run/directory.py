@@ -80,7 +80,7 @@ class StageRun:
             loaded, stage, self.run_directory, reuse_root / loaded.name / loaded.version if reuse_root else None, only
         )
         self.resumed_from: Path | None = None
-        self.resumed: records.Manifest | None = None  # of the run that is resumed
+        self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
         self.expected = ""  # time of the stage in words, where it is projected
         self.total_steps = 0  # of training, once the stage knows them
         self.logs = Logs(self.path, is_main)
@@ -154,6 +154,7 @@ class StageRun:
             "settings": recipes.deciding_settings(self.loaded.recipe, self.stage),
             "parents": self.parents.hashes(),
             "parents_from": self.parents.folders_elsewhere(),
+            "base_files": self.parents.base_files,
             "code": code_version(self.loaded.directory).plain(),
             "packages": package_versions(),
             "python": platform.python_version(),
@@ -171,8 +172,7 @@ class StageRun:
         """Add facts to manifest.json.
 
         `data`: which data was read; `cuts`: how many rows or prompts were cut to the recipe's lengths; `base`: what the
-        folder of the base was converted from; `base_files`: the hash of each file of base and tokenizer; `taken_out`:
-        the variables that were set and decided nothing.
+        folder of the base was converted from; `taken_out`: the variables that were set and decided nothing.
         """
         if not self._manifest:  # of a stage that a command only reads
             return
@@ -321,12 +321,13 @@ class StageRun:
         if changed := sorted({name for name, _ in begun.items() ^ now.items()}):
             anew = "--restart sets it aside and begins anew"
             raise UserError(f"{self.path} was begun from another {', '.join(changed)}, so it cannot go on; {anew}")
+        self.parents.check_same_base(self.path, manifest)
         self.resumed_from = self.checkpoints.latest()
         if self.resumed_from is None:
             return None
         checkpoint = reader.read(self.resumed_from / "checkpoint.json", records.Checkpoint)
         assert checkpoint is not None  # `latest` has read it
-        self._manifest, self.resumed = {**manifest.plain()}, manifest
+        self._manifest, self.resumed_data = {**manifest.plain()}, manifest.data
         self._spent = checkpoint.wall_seconds
         return checkpoint
 

@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from rlhf import recipe as recipes
@@ -13,7 +14,7 @@ from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.chain import changed_settings
 from rlhf.recipe.folders import no_section
 from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyName
-from rlhf.run import other_settings, records
+from rlhf.run import identity, other_settings, records
 from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
 from rlhf.run.named import named_run, settings_of
@@ -70,6 +71,7 @@ class Parents:
         if not (path / SUMMARY).exists():
             raise self._missing(stage, path)
         manifest = self.check_same_settings(path, stage)
+        self.check_same_base(path, manifest)
         unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
         if unnamed:
             raise UserError(
@@ -197,6 +199,19 @@ class Parents:
         if keys:
             raise UserError(f"{sentence}; {self._way_out(path)}")
         return manifest
+
+    @cached_property
+    def base_files(self) -> dict[str, str]:
+        """Return what identifies the base and the tokenizer that this stage loads."""
+        return identity.files_of(self.loaded.recipe)
+
+    def check_same_base(self, path: Path, manifest: records.Manifest) -> None:
+        """Raise UserError if the stage in `path` was made with another base or tokenizer. Older runs do not say."""
+        changed = sorted(name for name, _ in manifest.base_files.items() ^ self.base_files.items())
+        if manifest.base_files and changed:
+            model = self.loaded.recipe.model.name
+            way_out = "put that back, or choose another --out"
+            raise UserError(f"{model}: {changed[0]} is not the one with which {path} was made: {way_out}")
 
     def _differences(self, path: Path, manifest: records.Manifest, stage: StageName) -> tuple[Sequence[str], str]:
         """Return the keys in which a stage was made with other settings than ours, and a sentence about them."""

@@ -224,7 +224,7 @@ def _prepare_and_run(
     run.describe(taken_out=environment.taken_out())
     if nothing_there and run.is_main and not children.part_of_command():
         say(f"{run.stage}: there was no checkpoint in {run.path} to continue from; it begins at its first step")
-    run.resumed_from, run.resumed = distributed.from_main(lambda: (run.resumed_from, run.resumed))
+    run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
     project = f"{loaded.name}-{loaded.version}"
     reporters = report_to if run.is_main else ()
     name = f"{project}-{run.stage}-seed{loaded.recipe.seed}"

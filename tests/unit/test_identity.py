@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf.errors import UserError
-from rlhf.models import identity
-from rlhf.recipe.base import BaseSpec
+from rlhf.run import identity
 from tests.helpers import Crash, content_of, crash, run_stages
 from tests.models import pretrained
 
@@ -30,11 +29,11 @@ def folder(tmp_path) -> Path:
 
 
 def files(folder: Path, tokenizer: Path | None = None) -> dict[str, str]:
-    spec: Any = SimpleNamespace(
+    recipe: Any = SimpleNamespace(
         model=SimpleNamespace(source="local", name=str(folder)),
         tokenizer=SimpleNamespace(source="local", name=str(tokenizer or folder)),
     )
-    return identity.files_of(BaseSpec(spec.model, spec.tokenizer))
+    return identity.files_of(recipe)
 
 
 def saved(folder: Path, **changes: torch.Tensor) -> None:
@@ -79,6 +78,19 @@ def test_a_tokenizer_of_its_own_folder_counts_too(folder, tmp_path):
     before = files(folder, other)
     (other / "tokenizer.json").write_text("[]")
     assert {name for name, _ in before.items() ^ files(folder, other).items()} == {"tokenizer/tokenizer.json"}
+
+
+@pytest.mark.parametrize("place", [0, 5_000, 2**24 + 3 * 2**22 + 100, 2**24 + 5 * 2**22])
+def test_a_gguf_file_is_told_by_its_beginning_and_by_parts_of_its_weights(tmp_path, place):
+    file = tmp_path / "base.gguf"
+    with open(file, "wb") as handle:
+        handle.truncate(2**24 + 5 * 2**22 + 10)
+    before = files(file)
+    assert {*before} == {"base.gguf"} and files(file) == before
+    with open(file, "r+b") as handle:
+        handle.seek(place)
+        handle.write(b"x")
+    assert files(file) != before
 
 
 def test_damaged_weights_are_one_line_with_the_file(folder):
