@@ -39,7 +39,7 @@ from rlhf.recipe import StageName
 from rlhf.recipe.schema import Dialogues, Dpo, Rm, Sft
 from rlhf.recipe.schema_online import GroupOptions, Grpo
 from rlhf.run.directory import StageRun
-from rlhf.stages.online import reward_functions
+from rlhf.stages.online.rewards import find
 from rlhf.stages.supervised.forward import IGNORED
 
 Rows = list[dict[str, Any]]
@@ -113,10 +113,11 @@ def rewards_of(options: GroupOptions, stage: StageName) -> list[Callable[..., An
         raise UserError(f"{stage}: a reward model is not compared with TRL: name functions alone in its reward_funcs")
 
     def for_trl(name: str) -> Callable[..., Any]:
-        function = reward_functions.find(name, f"{stage}.reward_funcs")
+        function = find(name, f"{stage}.reward_funcs")
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, answer: Any, **_: object) -> Any:
-            return function(prompts, completions, answer, completion_ids)
+            given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "answer": answer}
+            return function(given)
 
         reward.__name__ = name
         return reward

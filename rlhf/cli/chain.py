@@ -14,7 +14,6 @@ from rlhf.plan.plan import plan_of
 from rlhf.plan.predict import Predictor
 from rlhf.plan.preflight import require_fit
 from rlhf.process import distributed, endings
-from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.task import Task, run_child
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe import chain as chains
@@ -34,9 +33,8 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
     for run in chain:
         runner.check_section(run.loaded, run.stage)
     unfinished = [run for run in chain if _where_finished(run) is None]
-    with ended_afterwards():
-        for run in unfinished:
-            runner.check_settings(run.loaded, run.stage)
+    for run in unfinished:
+        runner.check_settings(run.loaded, run.stage)
     if unfinished:
         runner.check_device(unfinished[0].loaded)  # without a GPU no prediction is needed
     if unfinished and distributed.rank() == 0:

@@ -1,246 +1,128 @@
-"""`rlhf reward`: what rewards give real answers and junk, before anything is trained on them."""
+"""`rlhf reward`: what reward functions give real answers and junk, before anything is trained on them."""
 
+import math
+import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+from statistics import fmean
 
 import click
 
 from rlhf.cli.choice import Choice
 from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.data import formats
-from rlhf.data.corpus import Prompt
-from rlhf.data.rows import Row
+from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
+from rlhf.data.scripts import words
 from rlhf.data.source import read_source
 from rlhf.data.transcripts import render_hh
-from rlhf.errors import OptionError, UserError
-from rlhf.evaluation import score as scoring
-from rlhf.evaluation import score_items
+from rlhf.data.worlds import gym
+from rlhf.errors import UserError
+from rlhf.files import cache_root
 from rlhf.plan.own_rows import tokenizer_at_hand
-from rlhf.process.guest.host import ended_afterwards
-from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe import PinnedRecipe, Recipe, StageName
-from rlhf.recipe.schema_online import MODEL_REWARD, OnlineOptions
-from rlhf.recipe.stages import EVALUATE, ONLINE
-from rlhf.run.directory import StageRun
-from rlhf.run.parents import ParentMissing
-from rlhf.stages.online import reward_functions, reward_trial
-from rlhf.stages.online.reward_call import RewardFunction, json_messages
-from rlhf.stages.online.reward_trial import Answer, Means, RowWithPrompt, Tried
-from rlhf.terminal import counted, excerpt, harmless, say, screen
+from rlhf.recipe.schema_online import MODEL_REWARD
+from rlhf.stages.online.rewards import RewardFunction, find, json_messages
+from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import number
 
-SHOWN = 6  # answers of the first table
-SHORT = 50  # characters of a text in it
-WINS = "*"  # behind a number of junk
+LONG = 400  # words of junk that does not end
 JUNK_WINS = 3  # exit code
-
-
-class Rewards(NamedTuple):
-    """Rewards that are added up: their weights by name, and the limits of a call."""
-
-    weights: dict[str, float]
-    title: str
-    timeout: float | None = None
-    retries: int = 0
-    summed: bool = True  # False where the reward model's score is normalised before it is added
-
-
-class Material(NamedTuple):
-    """What rewards are tried on."""
-
-    rows: Sequence[RowWithPrompt]
-    prompts: list[str]  # as functions get them
-    answers: list[Answer]
-    tokens: Callable[[str], list[int]] | None  # of a response; None where no tokenizer is at hand
+RowWithPrompt = Example | PreferencePair | PromptOnly
+Answers = dict[str, list[tuple[RowWithPrompt, str]]]  # by kind: rows and an answer to each
 
 
 @click.command()
-@click.argument("rewards", nargs=-1, metavar="[RUN] [REWARDS]...")
+@click.argument("names", nargs=-1, metavar="[RUN] [REWARDS]...")
 @chooses_recipe(
     data="File with prompts, and with answers if there are any, instead of the recipe's data. May be repeated.",
     changes=SET_HELP,
     hw="Try the rewards of this hardware's recipe, on its data; `rlhf recipes` lists both.",
-    out=True,
 )
-@click.option(
-    "--rows",
-    type=click.IntRange(min=1, max=1000),
-    default=16,
-    show_default=True,
-    metavar="N",
-    help="Number of prompts, drawn from the data.",
-)
-def reward(choice: Choice, rewards: tuple[str, ...], out: Path, rows: int) -> None:
-    """Try rewards before anything is trained on them.
+@click.option("--rows", default=16, type=click.IntRange(min=1, max=1000), show_default=True, help="Number of prompts.")
+def reward(choice: Choice, names: tuple[str, ...], rows: int) -> None:
+    """Try reward functions before anything is trained on them.
 
-    REWARDS are named as in a recipe's reward_funcs: module:function, or a named reward. Without any, those of the
-    recipe are tried, and its reward model once it is trained. Each is called on the answers of the data and on junk:
-    empty, endless, repeated, the prompt copied, and more. Exit code 3: junk gets as much as real answers.
+    REWARDS are named as in a recipe's reward_funcs; without any, those of the recipe are tried. Each is called on the
+    answers of the data and on junk that a policy may find first. Exit code 3: junk gets as much as real answers.
     """
-    by_recipe = bool(choice.run or choice.hw or choice.directory)
-    if not by_recipe and not (rewards and choice.data):
+    loaded = choice.load() if choice.run or choice.hw or choice.directory else None
+    if not loaded and not (names and choice.data):
         raise click.UsageError("name REWARDS with --data FILE, or a recipe with --hw or --recipe")
-    loaded = choice.load() if by_recipe else None
-    groups = [Rewards(dict.fromkeys(rewards, 1.0), "rewards")] if rewards or not loaded else _of_recipe(loaded.recipe)
-    names = dict.fromkeys(name for group in groups for name in group.weights)
-    if MODEL_REWARD in names and not loaded:
-        raise click.UsageError(f"{MODEL_REWARD} is a recipe's reward model: name the recipe, or the run")
-    with quiet_libraries(), ended_afterwards():
-        found = {name: reward_functions.find(name, groups[0].title) for name in names if name != MODEL_REWARD}
-        with working("reading data"):
-            run = StageRun(out, loaded, EVALUATE) if loaded else None
-            every = read_source(run.loaded.recipe, run.run_directory / "data") if run else formats.read(choice.data)
-            material = _material(every.rows, rows, [*found.values()], run)
-        models = _by_model(loaded, out, material, alone=not found) if loaded and MODEL_REWARD in names else []
-        tried = [(group, _tried(group, found, models, material)) for group in groups]
-        won = [_show(group, results, material) for group, results in tried if results]
+    recipe = loaded.recipe if loaded else None
+    online = recipe.online().values() if recipe else ()
+    wanted = names or tuple(name for options in online for name in options.reward_funcs)
+    functions = [find(name, "REWARDS") for name in dict.fromkeys(wanted) if name != MODEL_REWARD]
+    if not functions:
+        raise UserError(f"{loaded}: its recipe names no reward function: name REWARDS, such as my_rewards:polite")
+    with working("reading data"):
+        every = read_source(recipe, cache_root() / "reward") if recipe else formats.read(choice.data)
+        answers = _answers(_drawn(every.rows, rows, functions))
+        tokenizer = tokenizer_at_hand(recipe) if recipe else None
+        written = tokenizer.prompt_text if tokenizer else render_hh
+    means: dict[str, list[float | None]] = {}
+    for kind, asked in answers.items():
+        given: dict[str, Sequence[object]] = {
+            "prompts": [written(row.prompt) for row, _ in asked],
+            "messages": [json_messages(row.prompt) for row, _ in asked],
+            "completions": [text for _, text in asked],
+            "answer": [_right(row) for row, _ in asked],
+        }
+        if tokenizer:
+            given["completion_ids"] = [tokenizer.hf.encode(text, add_special_tokens=False) for _, text in asked]
+        verdicts = [[n for n in function(given) if n is not None] for function in functions]
+        means[kind] = [fmean(found) if found else None for found in verdicts]
+    table = [(kind, *("no verdict" if mean is None else number(mean) for mean in row)) for kind, row in means.items()]
+    rows_table("means of the rewards", ("answers", *(f.name for f in functions)), table, numbers=True)
+    won = [_junk_wins(f.name, {kind: row[i] for kind, row in means.items()}) for i, f in enumerate(functions)]
     sys.exit(JUNK_WINS if any(won) else 0)
 
 
-def _of_recipe(recipe: Recipe) -> list[Rewards]:
-    """Return the rewards of a recipe's stages, those that several stages share once. Raises OptionError for none."""
-    groups: dict[str, tuple[OnlineOptions, list[StageName]]] = {}
-    for stage, options in recipe.online().items():
-        key = repr((options.reward_funcs, options.weights, options.reward_timeout, options.reward_retries))
-        groups.setdefault(key, (options, []))[1].append(stage)
-    if not groups:
-        raise OptionError(f"the recipe has none of {', '.join(ONLINE)}, which rewards are for: name REWARDS")
-    return [
-        Rewards(
-            dict(zip(options.reward_funcs, options.weights, strict=True)),
-            f"{', '.join(stages)}.reward_funcs",
-            options.reward_timeout,
-            options.reward_retries,
-            not options.normalize_scores,
-        )
-        for options, stages in groups.values()
-    ]
-
-
-def _material(rows: Sequence[Row], count: int, functions: Sequence[RewardFunction], run: StageRun | None) -> Material:
-    """Return what to try rewards on. Raises UserError where the data have nothing of that kind."""
-    needing = [function.name for function in functions if function.needs_answer]
-    drawn = reward_trial.drawn(rows, count, bool(needing))
-    if not drawn:
-        what = f'a right answer ({{"prompt", "answer"}}), which {needing[0]} compares with' if needing else "a prompt"
+def _drawn(rows: Sequence[Row], count: int, functions: Sequence[RewardFunction]) -> list[RowWithPrompt]:
+    """Return at most `count` rows with a prompt, with a right answer where a function needs it. Raises UserError."""
+    needing = next((function.name for function in functions if function.needs_answer), None)
+    usable = [row for row in rows if not isinstance(row, Document) and not (needing and _right(row) is None)]
+    if not usable:
+        what = f'a right answer ({{"prompt", "answer"}}), which {needing} compares with' if needing else "a prompt"
         raise UserError(f"no row of the data has {what}")
-    tokenizer = tokenizer_at_hand(run.loaded.recipe) if run else None
-    if tokenizer is None and any("completion_ids" in function.signature.accepts for function in functions):
-        say("no tokenizer is at hand: rewards get no completion_ids; name a recipe whose model is on this machine")
-    is_hh = run is not None and run.loaded.recipe.tokenizer.template == "hh"
-    written = tokenizer.prompt_text if tokenizer else render_hh if is_hh else _plain
-
-    def tokens(text: str) -> list[int]:
-        assert tokenizer is not None
-        return [*tokenizer.hf.encode(text, add_special_tokens=False), tokenizer.eos_id]
-
-    prompts = [written(row.prompt) for row in drawn]
-    return Material(drawn, prompts, reward_trial.answers_to(drawn), tokens if tokenizer else None)
+    return random.Random(0).sample(usable, min(count, len(usable)))
 
 
-def _plain(prompt: Prompt) -> str:
-    """Return a prompt without a template: what the user says, or a conversation as a transcript."""
-    return prompt[0].content if len(prompt) == 1 else render_hh(prompt)
+def _right(row: RowWithPrompt) -> str | None:
+    return None if isinstance(row, PreferencePair) else row.right_answer
 
 
-def _by_model(loaded: PinnedRecipe, out: Path, material: Material, alone: bool) -> list[Tried]:
-    """Return what the trained reward model of a run gives; nothing, which is said, where none is trained.
-
-    Raises ParentMissing then, if it is the reward `alone`.
-    """
-    try:
-        stages = scoring.finished_stages(loaded, out)
-    except ParentMissing as error:
-        if alone:
-            raise
-        say(f"{MODEL_REWARD} is left out: {error.lines[0]}")
-        return []
-    items = [
-        score_items.Item("", material.rows[answer.row].prompt, {"response": answer.text}, {})
-        for answer in material.answers
-    ]
-    with working("loading the reward model, and scoring"):
-        scored, _ = scoring.RewardModel(stages).score(items)
-    return [Tried(MODEL_REWARD, [item.scores["response"] for item in scored])]
+def _answers(rows: Sequence[RowWithPrompt]) -> Answers:
+    """Return the real answers to each row's prompt, the best kind first, and junk, whose kinds begin with "junk"."""
+    found: Answers = {}
+    for row in rows:
+        for kind, text in _real(row):
+            found.setdefault(kind, []).append((row, text))
+    others = [text for kind in islice(found, 1) for _, text in found[kind]] or [""]
+    for i, row in enumerate(rows):
+        asked = row.prompt[-1].content
+        junk = {"empty": "", "endless": " ".join(islice(cycle(words(asked) or ["and"]), LONG)), "prompt copied": asked}
+        for kind, text in (junk | {"another's answer": others[(i + 1) % len(others)]}).items():
+            found.setdefault(f"junk: {kind}", []).append((row, text))
+    return found
 
 
-def _tried(
-    group: Rewards, found: Mapping[str, RewardFunction], models: Sequence[Tried], material: Material
-) -> list[Tried]:
-    """Return what each reward of a group gives each answer, and their sum where there are several."""
-    right_answers = [reward_trial.right_answer(row) for row in material.rows]
-    messages = [json_messages(row.prompt) for row in material.rows]
-    results = [model for model in models if model.name in group.weights]
-    for name in group.weights:
-        if name == MODEL_REWARD:
-            continue
-        with working(f"calling {name}"):
-            function = found[name].opened(None, group.timeout, group.retries)
-            results.append(
-                reward_trial.tried(
-                    function, material.prompts, right_answers, material.answers, material.tokens, messages
-                )
-            )
-    if len(results) == len(group.weights) > 1 and (group.summed or MODEL_REWARD not in group.weights):
-        results.append(reward_trial.total(results, group.weights))
-    return results
+def _real(row: RowWithPrompt) -> Iterator[tuple[str, str]]:
+    if isinstance(row, PreferencePair):
+        yield from (("chosen", row.chosen), ("rejected", row.rejected))
+        return
+    if isinstance(row, Example):
+        yield ("rejected" if row.good is False else "response"), row.response
+    if row.right_answer and gym.right_answer(row.right_answer):
+        yield "right answer", gym.right_answer(row.right_answer)
 
 
-def _show(group: Rewards, results: Sequence[Tried], material: Material) -> bool:
-    """Print what rewards give. Return whether junk gets as much as real answers, of the sum if there is one."""
-    names = [result.name for result in results]
-    shown = [i for i, answer in enumerate(material.answers) if not answer.junk and answer.row < SHOWN]
-    if shown:
-        title = f"{group.title}: some answers of the data"
-        rows_table(title, ("prompt", "kind", "answer", *names), [_row(material, i, results) for i in shown])
-    every = [reward_trial.means(result, material.answers) for result in results]
-    title = f"{group.title}: means over {counted(len(material.rows), 'prompt')} of the data"
-    lines = [(kind, *(_cell(kind, means) for means in every)) for kind in every[0].by_kind]
-    rows_table(title, ("answers", *names), lines, numbers=True)
-    if any(means.winning for means in every):
-        screen.OUT.print(f"{WINS}: as much as the best real answers get, or more", style="dim")
-    for result in results:
-        if result.responses:
-            screen.OUT.print(
-                f"{result.name}: its longest call took {number(result.seconds)} s for "
-                f"{counted(result.responses, 'response')} ({result.slowest})",
-                style="dim",
-            )
-    return _verdict(results, every)
-
-
-def _row(material: Material, index: int, results: Sequence[Tried]) -> list[str]:
-    """Return the row of one answer: prompt, kind, text, and what each reward gives."""
-    answer = material.answers[index]
-    prompt = material.rows[answer.row].prompt[-1].content
-    return [_short(prompt), answer.kind, _short(answer.text), *(number(result.numbers[index]) for result in results)]
-
-
-def _cell(kind: str, means: Means) -> str:
-    """Return the mean of a reward over answers of a kind, with a mark where they are junk that wins."""
-    mean = means.by_kind[kind]
-    return "no verdict" if mean is None else number(mean) + (WINS if kind in means.winning else "")
-
-
-def _short(text: str) -> str:
-    return excerpt(harmless(text), SHORT)
-
-
-def _verdict(results: Sequence[Tried], every: Sequence[Means]) -> bool:
-    """Print which junk wins, of the sum if there is one. Return whether any does."""
-    judged = [*zip(results, every, strict=True)][-1 if results and results[-1].name == reward_trial.SUM else 0 :]
-    winners = [(result.name, means) for result, means in judged if means.winning]
-    for name, means in winners:
-        screen.OUT.print(
-            f"warning: {name} gives junk as much as real answers ({number(means.best)}): {', '.join(means.winning)}. A "
-            "policy will find it: add a reward of the content, or make this one refuse it (docs/rewards.md)"
-        )
-    if any(means.best is None for _, means in judged):
-        screen.OUT.print("it has a verdict on none of the data's answers: compare the rows yourself")
-    elif not winners:
-        screen.OUT.print("no junk gets as much as the real answers")
-    return bool(winners)
+def _junk_wins(name: str, means: dict[str, float | None]) -> bool:
+    """Print which junk gets as much as the best real answers. Return whether any does."""
+    judged = {kind: mean for kind, mean in means.items() if mean is not None}
+    best = max((mean for kind, mean in judged.items() if not kind.startswith("junk")), default=math.inf)
+    won = [kind for kind, mean in judged.items() if kind.startswith("junk") and mean >= best]
+    if won:
+        screen.OUT.print(f"warning: {name} gives {', '.join(won)} as much as the best real answers: a policy finds it")
+    return bool(won)

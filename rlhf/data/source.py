@@ -1,5 +1,8 @@
 """Where a recipe's rows come from: the hub, files, or a generator, whose files are made once and kept."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -9,7 +12,7 @@ from rlhf.data.prepare import Preparation
 from rlhf.data.worlds import additions, gym, lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
-from rlhf.process.guest.host import GuestError, guest_of
+from rlhf.process.children import child_environment
 from rlhf.recipe import Recipe
 from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.schema_data import Data, ReasoningGym
@@ -84,7 +87,7 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
 
 
 def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool = True) -> formats.ParsedRows:
-    """Read the questions of a task of reasoning-gym, which a guest makes. Raises UserError.
+    """Read the questions of a task of reasoning-gym. Raises UserError.
 
     The pinned version of the package must be installed: another may make other questions. `complete`: the task must
     have as many questions as the settings say.
@@ -100,18 +103,29 @@ def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool =
     del options["version"]
 
     def write() -> None:
-        made: int = guest_of(None).ask(gym.write, folder=str(target), **options)
+        made = _made_apart(str(target), options)
         if complete and made < settings.size:
             raise UserError(
                 f"data.reasoning_gym: {settings.task} gives {made:,} different questions, and size is "
                 f"{settings.size:,}: lower it, or make the task larger with config"
             )
 
-    try:
-        files = _generate_once(target, gym.FILES, write)
-    except GuestError as error:
-        raise UserError(f"data.reasoning_gym: {settings.task} cannot be made ({excerpt(error.said)})") from error
+    files = _generate_once(target, gym.FILES, write)
     return formats.read(files, on_bad_row="stop")
+
+
+def _made_apart(folder: str, options: Mapping[str, object]) -> int:
+    """Return the questions of `gym.write`, made in a process where each text has the same hash every time.
+
+    Some tasks take words from sets. Raises UserError.
+    """
+    command = [sys.executable, "-P", "-m", gym.__name__, json.dumps({"folder": folder, **options})]
+    environment = child_environment(PYTHONHASHSEED="0")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        *_, last = ["", *done.stderr.strip().splitlines()]
+        raise UserError(f"data.reasoning_gym: {options['task']} cannot be made ({excerpt(last)})")
+    return int(done.stdout.split()[-1])
 
 
 def _generated_folder(folder: Path, kind: str, options: Mapping[str, object], *makers: ModuleType) -> Path:

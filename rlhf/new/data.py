@@ -20,8 +20,7 @@ from rlhf.recipe.schema_data import ReasoningGym
 from rlhf.recipe.schema_online import MODEL_REWARD
 from rlhf.recipe.stages import GRPO, ONLINE, SFT, STAGE_TABLE
 from rlhf.run.packages import package_version
-from rlhf.stages.online import reward_functions
-from rlhf.stages.online.reward_call import RewardFunction
+from rlhf.stages.online.rewards import RewardFunction, find
 
 if TYPE_CHECKING:
     from rlhf.data.tokenize import DialogueTokenizer
@@ -176,7 +175,7 @@ def _task_rows(task: str, size: int) -> Iterator[ParsedRows]:
 
 def _comparing(options: NewOptions) -> list[RewardFunction]:
     """Return the rewards that compare with a right answer."""
-    functions = [reward_functions.find(name, "--reward") for name in options.rewards if name != MODEL_REWARD]
+    functions = [find(name, "--reward") for name in options.rewards if name != MODEL_REWARD]
     return [function for function in functions if function.needs_answer]
 
 
@@ -217,8 +216,8 @@ def _check_answers(comparing: Sequence[RewardFunction], source: str, rows: Parse
         if not answers:
             wanted = '{"prompt", "answer"} (docs/data.md)'
             raise UserError(f"{source}: no right answers, which --reward {function.name} needs: rows of {wanted}")
-        for (place, _), fault in zip(answers, function.answer_faults([a for _, a in answers]), strict=True):
-            if fault is not None:
+        for place, answer in answers:
+            if fault := function.answer_fault(answer):
                 raise UserError(f"{place}: --reward {function.name} cannot compare with its answer: it {fault}")
 
 

@@ -29,14 +29,13 @@ from rlhf.plan import plan as planning
 from rlhf.plan.fit import USABLE, Fit, fit, four_bit_changes, micro_batch
 from rlhf.plan.own_rows import OwnRows, read_rows
 from rlhf.plan.predict import Predictor, card_needed_bytes
-from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.libraries import quiet_libraries
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.schema_online import MODEL_REWARD
 from rlhf.recipe.stages import ONLINE, POLICIES, STAGE_TABLE, TRAINING_STAGES, PolicyName
-from rlhf.stages.online import reward_functions
+from rlhf.stages.online import rewards
 from rlhf.terminal.progress import Work
 from rlhf.terminal.wording import GB
 
@@ -75,7 +74,7 @@ def check_rewards(options: NewOptions) -> None:
         raise OptionError(f"--reward is for {', '.join(ONLINE)}: name one of them with --stages")
     for name in options.rewards:
         if name != MODEL_REWARD:
-            reward_functions.find(name, "--reward")
+            rewards.find(name, "--reward")
 
 
 def target_of(recipes_root: Path, options: NewOptions) -> Path:
@@ -210,31 +209,30 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Wor
     Raises UserError for a model, data or a card that cannot be used, and if the folder exists. Nothing is left behind
     then, and neither after Ctrl-C. Each refusal comes before all work of more than seconds that it does not need.
     """
-    with ended_afterwards():
-        target, rows = check(recipes_root, options)
-        with quiet_libraries(), tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
-            say(f"reading {options.model}")
-            model = read_model(options.model, options.revision)
-            facts = describe(model, options.template)
-            content = initial_content(options, model, facts, rows)
-            draft = Path(folder) / target.parent.name / "v1"
-            draft.mkdir(parents=True)
-            making = _Making(options, predictor, say, draft, facts)
-            making.read_own_rows(content)
-            if making.asks(content):
-                making.refuse_too_few_minutes(content)
-                content = making.with_answers(content)
-            fitted = making.fitted(content)
-            content = making.within_budget(content.with_changed_keys(fitted.changes), fitted)
-            loaded = _write_recipe(draft, content)
-            say("predicting the whole chain")
-            predicted = prediction_file.predicted(predictor, loaded)
-            table = prediction_file.needs_table(predicted.needed, options.card.memory_gb)
-            readme = render("README.md", content, recipe_name=target.parent.name, folder=target, needs_table=table)
-            (draft / "README.md").write_text(readme, encoding="utf-8")
-            prediction_file.write(draft, predicted)
-            hours = planning.training_hours(loaded, fitted.stages, making.own)
-            _place(draft, target)
+    target, rows = check(recipes_root, options)
+    with quiet_libraries(), tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
+        say(f"reading {options.model}")
+        model = read_model(options.model, options.revision)
+        facts = describe(model, options.template)
+        content = initial_content(options, model, facts, rows)
+        draft = Path(folder) / target.parent.name / "v1"
+        draft.mkdir(parents=True)
+        making = _Making(options, predictor, say, draft, facts)
+        making.read_own_rows(content)
+        if making.asks(content):
+            making.refuse_too_few_minutes(content)
+            content = making.with_answers(content)
+        fitted = making.fitted(content)
+        content = making.within_budget(content.with_changed_keys(fitted.changes), fitted)
+        loaded = _write_recipe(draft, content)
+        say("predicting the whole chain")
+        predicted = prediction_file.predicted(predictor, loaded)
+        table = prediction_file.needs_table(predicted.needed, options.card.memory_gb)
+        readme = render("README.md", content, recipe_name=target.parent.name, folder=target, needs_table=table)
+        (draft / "README.md").write_text(readme, encoding="utf-8")
+        prediction_file.write(draft, predicted)
+        hours = planning.training_hours(loaded, fitted.stages, making.own)
+        _place(draft, target)
     return NewRecipe(target, recipes.load(target), making.stages, fitted, hours, making.rates, content.notes)
 
 
@@ -288,7 +286,7 @@ class _Making:
         """Return the content with responses as long as the base needs, and what it answered as a note."""
         assert isinstance(content.data, OwnData) and self.options.budget is not None
         self.say(f"asking {content.model_name} {len(content.data.asked)} prompts")
-        functions = [reward_functions.find(name, "--reward") for name in self.options.rewards]
+        functions = [rewards.find(name, "--reward") for name in self.options.rewards]
         loaded = _write_recipe(self.draft, content)
         spec = BaseSpec(loaded.recipe.model, loaded.recipe.tokenizer)
         seconds = 60 * ASKING * self.options.budget

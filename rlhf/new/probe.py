@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.new.data import Asked
 from rlhf.recipe.base import BaseSpec
-from rlhf.stages.online.reward_call import RewardFunction, json_messages
+from rlhf.stages.online.rewards import RewardFunction, json_messages
 
 if TYPE_CHECKING:
     from rlhf.data.tokenize import DialogueTokenizer
@@ -80,8 +80,11 @@ def ask(
 
     base = load_base(spec, torch.device("cpu"))
     prompts, _ = tokenizer.encode_prompts([each.prompt for each in asked], prompt_tokens)
-    texts, answers = [tokenizer.prompt_text(each.prompt) for each in asked], [each.answer for each in asked]
-    messages = [json_messages(each.prompt) for each in asked]
+    given: dict[str, Sequence[object]] = {
+        "prompts": [tokenizer.prompt_text(each.prompt) for each in asked],
+        "messages": [json_messages(each.prompt) for each in asked],
+        "answer": [each.answer for each in asked],
+    }
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         sampling = Sampling(prompt_tokens, most, 1.0, len(asked))
@@ -90,7 +93,8 @@ def ask(
     for tokens in (tokens for tokens in _lengths(most) if tokens <= answered):
         cut = [[i for i in ids[:tokens] if i != tokenizer.eos_id] for ids in responses]
         completions = [tokenizer.decode(ids) for ids in cut]
-        numbers = [function(texts, completions, answers, cut, 0, messages) for function in functions]
+        lists = given | {"completions": completions, "completion_ids": cut}
+        numbers = [function(lists) for function in functions]
         rewards[tokens] = mean(sum(number or 0.0 for number in of_one) for of_one in zip(*numbers, strict=True))
     return Probe(rewards, len(asked), most) if rewards else None
 

@@ -1,4 +1,4 @@
-"""Memory of reward models of others, `reward_model(...)`, which score in a process of their own beside a stage.
+"""Memory of reward models of others, `reward_model(...)`, which score beside a stage.
 
 They take turns on a card, each with its weights and the activations of a batch; the stage keeps what it has reserved
 there. On a CPU all of them lie in memory. Weights are counted from the headers of their files. Activations are
@@ -10,12 +10,11 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.plan.machine import LIBRARIES
-from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import Recipe, StageName
 from rlhf.recipe.stages import EVALUATE
 from rlhf.run.reader import reading
-from rlhf.stages.online import model_reward, reward_functions
+from rlhf.stages.online.model_reward import ModelReward
+from rlhf.stages.online.rewards import find
 
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1}
 PACKED_BYTES = 0.5 + 1 / 64 + 4 / 64 / 256  # of a weight in NF4: its bits, its block's scale, and the scales' scale
@@ -35,30 +34,31 @@ class Beside(NamedTuple):
 
 def beside(recipe: Recipe, stage: StageName) -> Beside:
     """Return what the reward models of others need beside a stage. Raises UserError for files that are damaged."""
-    sizes = [(options["name"], known_size(recipe, options)) for options in _models(recipe, stage)]
+    sizes = [(model.name, known_size(recipe, model)) for model in _models(recipe, stage)]
     known = [size for _, size in sizes if size is not None]
     unknown = [name for name, size in sizes if size is None]
     if not known:
         return Beside(0, unknown)
     if recipe.hardware.device == "cuda":
-        return Beside(max(map(sum, known)) + CONTEXT_BYTES, unknown)
-    return Beside(sum(weights for weights, _ in known) + max(work for _, work in known) + LIBRARIES, unknown)
+        return Beside(max(map(sum, known)), unknown)
+    return Beside(sum(weights for weights, _ in known) + max(work for _, work in known), unknown)
 
 
-def _models(recipe: Recipe, stage: StageName) -> list[dict[str, Any]]:
-    """Return the options of each reward model that a stage calls; an evaluation calls those of all policies."""
+def _models(recipe: Recipe, stage: StageName) -> list[ModelReward]:
+    """Return each reward model that a stage calls; an evaluation calls those of all policies."""
     callers = [options for online, options in recipe.online().items() if stage in (online, EVALUATE)]
     names = [name for options in callers for name in options.reward_funcs]
-    of_models = [name for name in dict.fromkeys(names) if name.partition("(")[0].strip() in model_reward.REWARDS]
-    return [reward_functions.find(name, stage).target.options for name in of_models]
+    of_models = [name for name in dict.fromkeys(names) if name.partition("(")[0].strip() == "reward_model"]
+    found = [find(name, stage).function for name in of_models]
+    return [model for model in found if isinstance(model, ModelReward)]
 
 
-def known_size(recipe: Recipe, options: dict[str, Any]) -> tuple[int, int] | None:
+def known_size(recipe: Recipe, model: ModelReward) -> tuple[int, int] | None:
     """Return the bytes of a model's weights and of its activations; None if it is not on this machine."""
-    folder = _folder(options["name"], options.get("revision"))
+    folder = _folder(model.name, model.revision)
     if folder is None:
         return None
-    packed = options.get("quantization") == "nf4"
+    packed = model.quantization == "nf4"
     tensors = [tensor for file in sorted(folder.glob("*.safetensors")) for tensor in _header(file).items()]
     weights = sum(_bytes(name, facts, packed) for name, facts in tensors)
     with reading(folder / "config.json"):
@@ -66,7 +66,7 @@ def known_size(recipe: Recipe, options: dict[str, Any]) -> tuple[int, int] | Non
     text = config.get("text_config") or config
     hidden, inner = int(text.get("hidden_size") or 0), int(text.get("intermediate_size") or 0)
     width = 2 if packed else max((ELEMENT_BYTES.get(facts["dtype"], 4) for _, facts in tensors), default=4)
-    tokens = int(options.get("batch_size", 8)) * recipe.longest()
+    tokens = model.batch_size * recipe.longest()
     return math.ceil(weights), tokens * (PER_TOKEN[0] * hidden + PER_TOKEN[1] * inner) * width
 
 

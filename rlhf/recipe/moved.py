@@ -20,7 +20,7 @@ MOVED: dict[str, str | None] = {
     **{
         f"{stage}.{key}": None
         for stage in ("ppo", "rloo", "grpo")
-        for key in ("combine_scores", "variance_coef", "old_logprobs")
+        for key in ("combine_scores", "variance_coef", "old_logprobs", "reward_retries")
     },
     "lora.layers": None,
     "evaluate.unrelated": None,

@@ -57,7 +57,6 @@ class OnlineBase(Section):
     reward_funcs: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] = ("model",)
     reward_weights: Annotated[tuple[Finite, ...] | None, AsTuple] = None  # one for each reward; null: 1 each
     reward_timeout: Positive | None = None  # seconds that a call of a reward function may take; null: no limit
-    reward_retries: Annotated[int, Field(ge=0, le=1_000)] = 0  # of a call that fails or takes longer
     kl_estimator: KlEstimator = "k1"
     kl_penalty: Literal["reward", "loss"] = "reward"  # part of each token's reward, or of the loss
     kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target

@@ -41,8 +41,8 @@ from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.layout import SUMMARY
 from rlhf.run.outcomes import RewardModelFigures
-from rlhf.stages.online.reward_call import RewardFunction
 from rlhf.stages.online.reward_sum import ByName, RewardSum, total_figures
+from rlhf.stages.online.rewards import RewardFunction
 from rlhf.stages.result import Result
 from rlhf.stats import clustered_share, outcomes
 
@@ -93,7 +93,7 @@ def _prompts_and_rewards(
     recipe = run.loaded.recipe
     known: dict[str, RewardFunction] = {}
     reward_sums = [
-        RewardSum(stage, options, corpus.right_answers(), tokenizer, run.path, known, device.type)
+        RewardSum(stage, options, corpus.right_answers(), tokenizer, folder=run.path, known=known, device=device.type)
         for stage, options in recipe.online().items()
         if stage in trained and options.sums_rewards
     ]

@@ -38,7 +38,7 @@ from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.reward_sum import FunctionRewards, mean_judged, mean_rewards, without_verdict
+from rlhf.stages.online.reward_sum import FunctionRewards, mean_judged, mean_rewards
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import begin
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_floats
@@ -120,7 +120,7 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     a recipe names none.
     """
     shared, options = learner.shared, learner.options
-    judged = None if of_functions is None else ~without_verdict(of_functions)
+    judged = None if of_functions is None else ~of_functions.isnan()
     judged = None if judged is None or judged.all() else judged.to(shared.device)
     mask = rollout.mask if judged is None else rollout.mask & judged[:, None]
 

@@ -17,7 +17,6 @@ from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import children, cuda, distributed, endings, environment, exhaustion, meeting
-from rlhf.process.guest.host import ended_afterwards
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import PinnedRecipe, StageName, parents, shape
 from rlhf.recipe.folders import no_section
@@ -32,7 +31,7 @@ from rlhf.run.evidence import CHOSEN_AMONG
 from rlhf.run.finished import follow_base, read_summary, verified
 from rlhf.run.layout import SUMMARY
 from rlhf.run.records import Summary
-from rlhf.stages.online import reward_functions
+from rlhf.stages.online import rewards
 from rlhf.stages.online.checkpoints import check_best_by
 from rlhf.stages.result import Result
 from rlhf.terminal import LONGEST_COMMAND, say
@@ -88,7 +87,7 @@ def execute(
     run = StageRun(out, loaded, stage, reuse_root, is_main=not distributed.rank(), only=only)
     check_section(loaded, stage)
     _check_memory_limit(stage)
-    with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked(), ended_afterwards():
+    with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         if summary is not None:
             follow_base(run.run_directory, stage)
@@ -151,7 +150,7 @@ def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
     if isinstance(options, OnlineOptions):
         for name in options.reward_funcs:
             if name != MODEL_REWARD:
-                reward_functions.find(name, f"{stage}.reward_funcs")
+                rewards.find(name, f"{stage}.reward_funcs")
         check_best_by(loaded.recipe, stage, options)
     elif isinstance(options, Evaluate) and options.bertscore_model is not None:
         check_encoder(Path(options.bertscore_model))

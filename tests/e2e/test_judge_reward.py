@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.stages.online import reward_functions as rewards
 from rlhf.stages.online.judge_reward import EASY, JudgeReward, mark
+from rlhf.stages.online.rewards import find
 from tests.e2e.judges import Reply, Stub, parts, stubs
 from tests.helpers import beside, content_of, grouped, rlhf, run_stages
 
@@ -48,27 +48,22 @@ def about(server: Stub) -> list[str]:
 
 def test_marks_are_asked_for_once_also_by_a_resumed_run(stub, tmp_path):
     server = stub(kind)
-    first = judge(server.url, dollars_in=2.0, dollars_out=10.0)
-    first.open(tmp_path, None, 0)
+    first = judge(server.url)
+    first.begin(tmp_path, "cpu")
     assert first(["p", "p", "q", "q"], ["a b", "a b", "a b c", " "]) == [0.2, 0.2, 0.3, 0.0]
     assert len(about(server)) == 2, "two are the same, and an empty response is not worth a question"
-    assert first.figures() == {
-        "judge_calls": 2,
-        "judge_tokens_in": 200,
-        "judge_tokens_out": 4,
-        "judge_dollars": pytest.approx(200 * 2e-6 + 4 * 1e-5),
-    }
+    assert first.figures() == {"judge_calls": 2, "judge_tokens_in": 200, "judge_tokens_out": 4}
     other = judge(server.url, most=9)  # another judge, in the same file
-    other.open(tmp_path, None, 0)
+    other.begin(tmp_path, "cpu")
     assert other(["p"], ["a b"]) == [pytest.approx(2 / 9)]
     with open(tmp_path / "judged.jsonl", "a") as file:
         file.write('{"judge": "cut off by a cr')
     again = judge(server.url)
-    again.open(tmp_path, None, 0)
+    again.begin(tmp_path, "cpu")
     assert again(["p", "q"], ["a b", "a b c d"]) == [0.2, 0.4]
     assert len(about(server)) == 4 and again.figures()["judge_calls"] == 3
     third = judge(server.url)
-    third.open(tmp_path, None, 0)
+    third.begin(tmp_path, "cpu")
     assert third(["q"], ["a b c d"]) == [0.4] and len(about(server)) == 4
 
 
@@ -80,7 +75,6 @@ def test_what_gives_no_mark_has_no_verdict(stub):
 
     server = stub(mind)
     function = judge(server.url)
-    function.open(None, None, 1)
     assert function(["p"] * 4, ["refused", "away", "chatty", "fine"]) == [None, None, None, 0.7]
     with pytest.raises(UserError, match=r"fails \(503"):
         function(["p"], ["away"])
@@ -111,15 +105,14 @@ def test_the_mark_of_a_reply(reply, expected):
     [
         ("rubric='a', url='127.0.0.1', model='m'", "url is, for example"),
         ("rubric=' ', url='http://x/v1', model='m'", "must not be empty"),
-        ("rubric='a', url='http://x/v1', model='m', dollars_in=-1", "0 or more"),
         ("rubric='a', url='http://x/v1', model='m', at_once=0", "at_once"),
         ("rubric='a', url='http://x/v1', model='m', most=0", "most must be above 0"),
-        ("url='http://x/v1', model='m'", "option rubric is missing"),
+        ("url='http://x/v1', model='m'", "rubric"),
     ],
 )
 def test_impossible_options_are_refused(options, expected):
     with pytest.raises(UserError, match=rf"^grpo.reward_funcs: judge\(.*{expected}"):
-        rewards.find(f"judge({options})", "grpo.reward_funcs")
+        find(f"judge({options})", "grpo.reward_funcs")
 
 
 def test_nobody_at_the_address_is_one_line():
@@ -127,14 +120,14 @@ def test_nobody_at_the_address_is_one_line():
         judge("http://127.0.0.1:9/v1")(["p"], ["a"])
 
 
-def test_grpo_learns_from_a_judge_and_its_price_is_recorded(stub, trained, tmp_path):
+def test_grpo_learns_from_a_judge_and_its_questions_are_counted(stub, trained, tmp_path):
     server = stub(kind)
-    name = f"judge(rubric='Long is good.', url='{server.url}', model='m', dollars_in=1000, dollars_out=0)"
+    name = f"judge(rubric='Long is good.', url='{server.url}', model='m')"
     group = {"reward_funcs": [name], "normalize_scores": False, "steps": 2, "save_steps": 2, "eval_steps": 2}
     out = beside(trained, tmp_path, "pretrain", "sft")
     summary = run_stages(grouped("grpo", group), out, "grpo")
     calls = summary["metrics"]["judge_calls"]
-    assert calls == len(about(server)) > 8 and summary["metrics"]["judge_dollars"] == pytest.approx(calls * 0.1)
+    assert calls == len(about(server)) > 8 and summary["metrics"]["judge_tokens_in"] == 100 * calls
     lines = (out / "cpu-tiny/v1/grpo/judged.jsonl").read_text().splitlines()
     assert len(lines) == calls
     assert content_of(out / "cpu-tiny/v1/grpo/summary.json")["metrics"]["reward_judge"] > 0
@@ -147,5 +140,5 @@ def test_a_judge_is_tried_on_junk_before_training(stub, tmp_path, monkeypatch, c
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     name = f"judge(rubric='Long is good.', url='{server.url}', model='m')"
     code, out, err = rlhf(monkeypatch, capsys, "reward", name, "--data", tmp_path / "rows.jsonl")
-    assert code == 3 and "real answers (0.3): endless, repeated, form without content, many numbers" in out, err
+    assert code == 3 and "junk: endless" in out, err
     assert not [question for question in about(server) if parts(question)[1] == ""]

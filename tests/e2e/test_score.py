@@ -8,12 +8,10 @@ import pytest
 from rlhf import stats
 from rlhf.data.batch import collate
 from rlhf.data.load import divide_rows
-from rlhf.data.rows import PreferencePair
 from rlhf.data.source import read_source
 from rlhf.evaluation import score, score_items
 from rlhf.recipe import as_yaml
 from rlhf.recipe.schema import Rm
-from rlhf.stages.online import reward_trial
 from tests.helpers import RECIPE, SMALL, content_of, not_none, rlhf, small
 from tests.lines import read_intact_lines
 
@@ -64,20 +62,6 @@ def test_pairs_have_the_scores_and_the_accuracy_of_the_stage(trained, heldout, c
     assert {row["reward_model"] for row in rows} == {
         content_of(rm / "summary.json")["result_sha256"]["adapter/adapter_model.safetensors"][:16]
     }
-
-
-def test_a_trained_reward_model_is_tried_on_junk(trained, monkeypatch, capsys):
-    """The real answers have the scores of `rlhf score`; the functions of the other stages stand in tables of theirs."""
-    run = trained / "cpu-tiny/v1"
-    code, out, err = rlhf(monkeypatch, capsys, "reward", run, "--rows", "3")
-    assert code in (0, 3), err
-    scored = score.RewardModel(score.finished_stages(small(), trained))
-    corpus = read_source(small().recipe, run / "data")
-    pair = reward_trial.drawn(corpus.rows, 3, with_answer=False)[0]
-    assert isinstance(pair, PreferencePair)
-    item = score_items.Item("", pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, {})
-    for value in scored.score([item])[0][0].scores.values():
-        assert f"{value:.4g}" in out
 
 
 def test_pairs_that_share_a_prompt_are_no_independent_evidence():

@@ -1,24 +1,19 @@
 """Tasks of reasoning-gym: the same questions everywhere, answers that their verifier takes, one line for mistakes."""
 
 import importlib.util
-import io
 import json
 import re
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from rlhf.data import show
 from rlhf.data.load import divide_rows
-from rlhf.data.rows import Message, PromptOnly
 from rlhf.data.source import read_source
 from rlhf.data.worlds import gym
 from rlhf.errors import UserError
-from rlhf.process.guest.host import Guest
 from rlhf.recipe import Recipe
 from rlhf.run.packages import package_version
-from rlhf.stages.online import reward_functions, reward_trial
+from rlhf.stages.online.rewards import find
 from tests.helpers import small
 from tests.lines import read_all_lines
 
@@ -47,13 +42,13 @@ def test_training_and_held_out_questions_differ_and_each_reward_gets_its_answer(
 
     answers = [right, f"It is {right}", "none"]
     whole, last, exact, numeric = (
-        reward_functions.find(name, "here")([""] * 3, answers, [entry] * 3)
+        find(name, "here")({"prompts": [""] * 3, "completions": answers, "answer": [entry] * 3})
         for name in ("reasoning_gym", r"reasoning_gym(extract='-?\d+')", "exact_answer", "numeric_answer")
     )
     assert whole == [1, len(right) / len(answers[1]), 0] and last == numeric == [1, 1, 0] and exact == [1, 0, 0]
-    above = reward_functions.find("reasoning_gym(threshold=0.2)", "here")
-    assert above([""] * 3, answers, [entry] * 3) == [1, 1, 0]
-    assert above.answer_faults([entry, right]) == [None, "is not from data.source: reasoning_gym"]
+    above = find("reasoning_gym(threshold=0.2)", "here")
+    assert above({"prompts": [""] * 3, "completions": answers, "answer": [entry] * 3}) == [1, 1, 0]
+    assert [*map(above.answer_fault, (entry, right))] == [None, "is not from data.source: reasoning_gym"]
 
 
 @needs_package
@@ -61,11 +56,9 @@ def test_questions_do_not_depend_on_the_hashes_of_text(tmp_path, monkeypatch):
     written = []
     for seed in "12":
         monkeypatch.setenv("PYTHONHASHSEED", seed)
-        guest = Guest()
         for task in ("word_ladder", "isomorphic_strings"):  # they take words from sets
-            guest.ask(gym.write, folder=str(tmp_path), seed=0, task=task, config={}, size=3)
-            written.append((tmp_path / gym.FILES[0]).read_bytes())
-        guest.end()
+            parsed = read_source(recipe(task=task, config={}, size=3), tmp_path / seed)
+            written.append([row.prompt for row in parsed.bare_prompts])
     assert written[:2] == written[2:]
 
 
@@ -120,7 +113,7 @@ def test_a_mistake_is_one_line(changes, message, tmp_path):
 
 def test_without_the_package_the_message_installs_it(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for use in (lambda: read_source(recipe(), tmp_path), lambda: reward_functions.find("reasoning_gym", "here")):
+    for use in (lambda: read_source(recipe(), tmp_path), lambda: find("reasoning_gym", "here")):
         with pytest.raises(UserError, match=r"reasoning_gym needs reasoning_gym: pip install '\.\[tasks\]'$"):
             use()
 
@@ -132,15 +125,6 @@ def test_a_recipe_names_task_and_size_and_no_seed_of_the_package():
         recipe(config={"seed": 1})
     with pytest.raises(UserError, match=r"data.reasoning_gym.task"):
         recipe(task="../x")
-
-
-def test_an_answer_is_shown_plain():
-    entry = '{"reasoning_gym": "chain_sum", "config": {}, "answer": "17", "metadata": {}}'
-    row = PromptOnly((Message("user", "8 + 9 ="),), "rows:1", entry)
-    (right,) = (answer.text for answer in reward_trial.answers_to([row]) if not answer.junk)
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(show.render(row))
-    assert right == "17" and console.export_text().rstrip().endswith("right answer 17")
 
 
 @pytest.mark.parametrize("answer", ["17", '{"answer": "17"}', ""])

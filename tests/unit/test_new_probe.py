@@ -9,9 +9,8 @@ from rlhf.data.rows import Message
 from rlhf.models import loading
 from rlhf.new import probe
 from rlhf.new.data import Asked
-from rlhf.process.guest.host import ended_afterwards
 from rlhf.rollout import engine
-from rlhf.stages.online import reward_functions
+from rlhf.stages.online.rewards import find
 
 OF_MESSAGES = """
 def short(messages, completions, completion_ids, answer):
@@ -39,9 +38,8 @@ def test_a_reward_of_messages_is_given_them(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "load_base", lambda *_: None)
     responses = SimpleNamespace(response_ids=[[7] * 20, [7] * 4])
     monkeypatch.setattr(engine, "sample", lambda *_, **__: responses)
-    with ended_afterwards():
-        functions = [reward_functions.find("my_messages:short", "--reward")]
-        found = probe.ask(cast(Any, None), TOKENIZER, functions, ASKED, 8, 32)
+    functions = [find("my_messages:short", "--reward")]
+    found = probe.ask(cast(Any, None), TOKENIZER, functions, ASKED, 8, 32)
     assert found is not None
     assert found.rewards == {16: 1.0, 32: 0.5} and found.tokens == 16
 

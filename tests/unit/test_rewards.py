@@ -1,33 +1,51 @@
-"""Reward functions: what each gives, how they are named, and what is refused in one line."""
+"""Reward functions: what each gives, how they are named, what they are given, and what is refused in one line."""
 
-import inspect
+import json
+import os
+import subprocess
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from rlhf.data import tokenize
-from rlhf.data.corpus import Split
+from rlhf.data.corpus import Prompt, Split
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.recipe.schema_online import GroupOptions
 from rlhf.recipe.stages import stage_name
 from rlhf.stages.evaluate import _reward_fn, _reward_functions
-from rlhf.stages.online import named_rewards
-from rlhf.stages.online import reward_functions as rewards
 from rlhf.stages.online.reward_sum import RewardSum, mean_rewards
+from rlhf.stages.online.rewards import find, labels
 from tests.helpers import grouped
 
-ROOT = Path(__file__).parents[2]
 GSM8K = "numeric_answer(extract='#### (.*)')"  # as in the recipes for GSM8K
 
 
+def asked(*texts: str, **more: list[Any]) -> dict[str, list[Any]]:
+    """What functions are given for a prompt and a response, then another pair, and so on."""
+    pairs: dict[str, list[Any]] = {"prompts": [*texts[::2]], "completions": [*texts[1::2]]}
+    return pairs | {"answer": [None] * (len(texts) // 2)} | more
+
+
 def given(name: str, completion: str, answer: str | None = None) -> float | None:
-    (number,) = rewards.find(name, "grpo.reward_funcs")(["prompt"], [completion], [answer])
+    words: dict[str, list[Any]] = {"answer": [answer], "completion_ids": [[1] * len(completion)]}
+    (number,) = find(name, "grpo.reward_funcs")(asked("prompt", completion, **words))
     return number
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Writes a module of rewards into the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+
+    return write
 
 
 @pytest.mark.parametrize(
@@ -79,53 +97,22 @@ def given(name: str, completion: str, answer: str | None = None) -> float | None
         ("numeric_answer", "$-5", "-5", 1),
         ("numeric_answer", "(-5)", "-5", 1),
         ("numeric_answer", "2e-3", "0.002", 1),
-        ("numeric_answer", "It costs $7{,}400$ or more.", "7400", 1),
-        ("numeric_answer", "12{,}345{,}678", "12345678", 1),
-        ("numeric_answer", "\\$7\\,400", "7400", 1),
-        ("numeric_answer", "7,\\!400", "7400", 1),
-        ("numeric_answer", "7 400 people", "7400", 1),
-        ("numeric_answer", "-7 400.5 degrees", "-7400.5", 1),
-        ("numeric_answer", "7\u00a0400", "7400", 1),
-        ("numeric_answer", "7\u2009400\u2009500 in all", "7400500", 1),
-        ("numeric_answer", "7\u202f400", "7 400", 1),
-        ("numeric_answer", "12 345", "12345", 1),
-        ("numeric_answer", "on page 3 125", "3125", 1),  # ambiguous: one number, as docs/rewards.md says
         ("numeric_answer", "3 4", "4", 1),
         ("numeric_answer", "3 4", "34", 0),
-        ("numeric_answer", "3 4 125", "125", 1),
-        ("numeric_answer", "1000 200", "200", 1),
-        ("numeric_answer", "1 250 30", "30", 1),
-        ("numeric_answer", "0 125", "125", 1),
-        ("numeric_answer", "H2 125", "125", 1),
-        ("numeric_answer", "7\n400", "400", 1),
-        ("numeric_answer", "of 3 250,000", "250000", 1),
-        ("numeric_answer", "1,250 300", "300", 1),
-        ("numeric_answer", "12{,}3", "3", 1),
         ("numeric_answer", "about 4,250,000", "4250000", 1),
         ("numeric_answer", "+3", "3", 1),
         ("numeric_answer", "3", "+3", 1),
         ("numeric_answer", "50%", "50%", 1),
-        ("numeric_answer", "50\\%", "50%", 1),
         ("numeric_answer", "Answer: 3", "-3", 0),
         ("numeric_answer", "Answer: -3", "3", 0),
         ("numeric_answer", "-$1,080", "-1080", 1),
         ("numeric_answer", "-$1,080", "1080", 0),
-        ("numeric_answer", "- $5", "5", 1),
-        ("numeric_answer", "-₹500", "-500", 1),
-        ("numeric_answer", "-₹500", "500", 0),
         ("numeric_answer", "12345678901234567", "12345678901234568", 0),
         ("numeric_answer", "12345678901234568", "12,345,678,901,234,568.0", 1),
         ("numeric_answer", "0.1234567890123456789", "0.1234567890123456788", 0),
         ("numeric_answer(tolerance=0.01)", "101", "100", 1),
         ("numeric_answer", "1e99999999999999999999", "7", 0),
         ("numeric_answer", "-1e-99999999999999999999", "0", 1),
-        ("numeric_answer", "1_000", "1000", 1),
-        ("numeric_answer", "1_00", "100", 0),
-        ("numeric_answer", "1'250", "1250", 1),
-        ("numeric_answer", "1\u2019250\u2019000.5", "1250000.5", 1),
-        ("numeric_answer", "Rs 1,00,000", "100000", 1),
-        ("numeric_answer", "12,34,56,789", "123456789", 1),
-        ("numeric_answer", "1,00,00", "10000", 0),
         ("numeric_answer", "The answer is \u20135.", "-5", 1),
         ("numeric_answer", "x = \u2212 5", "-5", 1),
         ("numeric_answer", "It is - 5", "5", 0),
@@ -136,9 +123,6 @@ def given(name: str, completion: str, answer: str | None = None) -> float | None
         ("numeric_answer", "10 \u2013 5", "5", 1),
         ("numeric_answer", "Total \u2013 5", "5", 1),
         ("numeric_answer", "- 3 pears\n- 5 figs", "5", 1),
-        ("math_answer", "\u20135", "-5", 1),
-        ("math_answer", "$x = - 5$", "\u2212 5", 1),
-        ("math_answer", "- 5", "5", 0),
         ("exact_answer", "\u2212 5.", "-5", 1),
         ("exact_answer", "\uff21\u200bb\u3002", "ab", 1),
         ("exact_answer", "\u200b", "\ufeff", 0),
@@ -175,246 +159,167 @@ def test_mathematics_is_compared_by_value():
     assert given("math_answer", "so it is $\\frac{1}{2}$", "0.5") == 1
     assert given("math_answer", "so it is $x^2 + 2x + 1$", "$(x+1)^2$") == 1
     assert given("math_answer", "so it is $\\frac{1}{3}$", "0.5") == 0
-    with pytest.raises(UserError, match=r"math_answer failed with .*not a mathematical expression"):
-        given("math_answer", "1", "")
+    assert given("math_answer", "\\boxed{2\\sqrt{3}}", "2\\sqrt{3}") == 1
+    assert given("math_answer", "It is 2.", "2\\sqrt{3}") == 0, "of a bare expression not the first number alone"
 
 
 @pytest.mark.parametrize(
-    ("completion", "answer", "expected"),
+    ("name", "key"),
     [
-        ("(3,4)", "(3,4)", 1),
-        ("The point is (3, 4).", "(3,4)", 1),
-        ("$(3,4)$", "(3,4)", 1),
-        ("(3,4)", "$(3, 4)$", 1),
-        ("(4,3)", "(3,4)", 0),
-        ("(4,3)", "(6,5)", 0),
-        ("$(4,3)$", "(6,5)", 0),
-        ("$(4,3)$", "(3,4)", 0),
-        ("{3,4}", "(3,4)", 0),
-        ("(1/2, 3, 5)", "(0.5,3,5)", 1),
-        ("(3, 1/2, 5)", "(0.5,3,5)", 0),
-        ("It is {4, 3}.", "{3,4}", 1),
-        ("{4, 3}", "\\{3,4\\}", 1),
-        ("$\\{4,3\\}$", "{3,4}", 1),
-        ("{4, 3, 5}", "{3,4}", 0),
-        ("(3,4)", "{3,4}", 0),
-        ("f(3,4) = 7", "7", 1),
-        ("I do not know.", "(3,4)", 0),
-        ("I do not know.", "12", 0),
-        ("", "12", 0),
+        ("exact", "exact_answer"),
+        ("regex", "pattern"),
+        ("regex(pattern='(')", "pattern"),
+        ("regex(pattern='a', pattern='b')", "pattern"),
+        ("regex('a')", "regex"),
+        ("length(most=0)", "most"),
+        ("length(most=4, unit='bytes')", "unit"),
+        ("numeric_answer(tolerance=float('inf'))", "tolerance"),
+        ("numeric_answer(tolerance=-1)", "tolerance"),
+        ("json_valid(key='a')", "key"),
+        ("regex(**{'a': 1})", "regex"),
+        ("__import__('os').system('true')", "regex"),
+        ("no_such_module:f", "no_such_module"),
+        ("json:no_such_function", "no_such_function"),
+        ("json:JSONDecoder", "JSONDecoder"),
+        ("", "regex"),
     ],
 )
-def test_tuples_and_sets_in_plain_text(completion, answer, expected):
-    pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
-    assert given("math_answer", completion, answer) == expected
+def test_what_is_no_reward_is_refused_in_one_line(name, key):
+    with pytest.raises(UserError, match=r"^grpo\.reward_funcs: ") as error:
+        find(name, "grpo.reward_funcs")
+    assert key in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "2\\sqrt{3}",
-        "2\\pi",
-        "1+\\sqrt{2}",
-        "\\frac{3}{4}\\pi",
-        "1-\\frac{1}{e}",
-        "\\ln 2",
-        "x^2\\cdot 3",
-        "\\infty",
-        "\\dfrac{\\pi}{4}",
-        "\\frac{a}{b}",
-        "\\text{Yes}",
-        "\\left(1,2\\right)",
-        "[1,\\infty)",
-        "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
-        "2√3",
-        "(-∞, 3)",
-        "\\$5",
-    ],
-)
-def test_an_answer_of_bare_tex_is_read_as_a_whole(answer):
-    pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
-    assert given("math_answer", f"So ${answer}$", answer) == given("math_answer", f"\\boxed{{{answer}}}", answer) == 1
-    assert [given("math_answer", f"The answer is {n}.", answer) for n in (1, 2, 3)] == [0, 0, 0]
+# -- functions of the user's own ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("completion", "answer", "expected"),
-    [
-        ("2\\sqrt{3}", "2", 0),
-        ("2 \\sqrt 3.", "2\\sqrt{3}", 1),
-        ("It is \\frac{1}{2}", "0.5", 1),
-        ("The price is $5, so the pair is (1, 2)", "(1,2)", 1),
-        ("Of $5 and $6 it is (1, 2)", "(1,2)", 1),
-        ("It is (2, 1), or rather $(1, 2)$", "(1,2)", 1),
-        ("It is (1, 2), or rather $(2, 1)$", "(1,2)", 0),
-        ("(-∞, 3)", "(-\\infty, 3)", 1),
-        ("$(-\\infty, 3)$", "(-∞, 3)", 1),
-        ("(-∞, 4)", "(-\\infty, 3)", 0),
-        ("4000", "4\\,000", 1),
-        ("$4\\,000$", "4000", 1),
-        ("\\(4\\)", "\\[4\\]", 1),
-    ],
-)
-def test_the_marks_of_mathematics_may_be_missing(completion, answer, expected):
-    pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
-    assert given("math_answer", completion, answer) == expected
-
-
-def test_without_its_library_the_way_to_it_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(RuntimeError, match=r"needs the package math-verify: pip install 'rlhf-one-gpu\[math\]'"):
-        named_rewards.MathAnswer()(["1"], ["1"])
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("exact", "no reward 'exact'; nearest: exact_answer; known are model, exact_answer, numeric_answer"),
-        ("regex", "regex: option pattern is missing"),
-        ("regex(pattern='(')", "pattern is not a valid regular expression"),
-        ("regex(pattern='a', pattern='b')", "option pattern is given twice"),
-        ("regex(pattern=7)", "pattern must be str"),
-        ("exact_answer(extract=None)", "extract must be str"),
-        ("regex('a')", "is not a reward; write it as"),
-        ("length(most=0)", "most must be above 0"),
-        ("length(most='3')", "most must be int"),
-        ("length(most=True)", "most must be int"),
-        ("numeric_answer(tolerance=float('inf'))", "is not a reward; write it as"),
-        ("numeric_answer(tolerance='1')", "tolerance must be int or float"),
-        ("numeric_answer(tolerance=-1)", "tolerance must be a finite number, 0 or more"),
-        ("json_valid(key='a')", "no option 'key'; it has keys"),
-        ("json_valid(keys=[1])", "keys must be a list of str"),
-        ("json_valid(keys='a')", "keys must be list or tuple"),
-        ("regex(**{'a': 1})", "is not a reward; write it as"),
-        ("exact_answer(most=1)", "no option 'most'; it has extract"),
-        ("__import__('os').system('true')", "is not a reward; write it as"),
-        ("no_such_module:f", "cannot be used .ModuleNotFoundError"),
-        ("json:no_such_function", "json has no function no_such_function; it has none that can be a reward"),
-        ("", "is not a reward; write it as"),
-    ],
-)
-def test_what_is_no_reward_is_refused_in_one_line(name, expected):
-    with pytest.raises(UserError, match=rf"^grpo.reward_funcs: .*{expected}") as error:
-        rewards.find(name, "grpo.reward_funcs")
-    assert "\n" not in str(error.value)
-
-
-def test_every_option_of_a_named_reward_can_be_written_in_a_recipe():
-    options = [p for f in rewards.REGISTRY.values() for p in inspect.signature(f).parameters.values()]
-    assert all(option.annotation in rewards.LITERALS for option in options if option.kind is option.KEYWORD_ONLY)
-
-
-def test_a_module_in_the_current_folder_comes_before_others_of_its_name(tmp_path, monkeypatch):
-    for folder, value in (("elsewhere", 1), ("here", 2)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "two_of_a_name.py").write_text(
-            f"def f(completions): return [{value}] * len(completions)\n"
-        )
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
-    assert rewards.find("two_of_a_name:f", "here")(["p"], ["a"], [None]) == [2.0]
-
-
-def test_a_function_of_the_user_s_own_gets_what_it_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_rewards.py").write_text(
-        "def words(completions): return [len(c.split()) for c in completions]\n"
-        "def same(prompts, completions, answer=None, **more):\n"
-        "    return [float(p == c) for p, c in zip(prompts, completions)]\n"
-        "def bad(completions): return [1 / (len(c) - 3) for c in completions]\n"
-        "def nan(completions): return [float('nan') if 'x' in c else 0 for c in completions]\n"
-        "def few(completions): return [0.0]\n"
-        "def text(completions): return ['1' for _ in completions]\n"
+def test_a_function_gets_what_it_names(own):
+    own(
+        "own_rewards",
+        "from helping import half\n"
+        "def words(completions): return [half(len(c.split())) for c in completions]\n"
+        "def every(**given): return [float(sorted(given) == NAMES)] * len(given['prompts'])\n"
+        "NAMES = ['answer', 'completion_ids', 'completions', 'messages', 'prompts']\n"
+        "def column(completions, *, level, note=None): return [float(x) for x in level]\n",
     )
-    words = rewards.find("own_rewards:words", "here")
-    assert words(["p", "q"], ["a b", "c"], [None, None]) == [2.0, 1.0]
-    assert not words.needs_answer and rewards.find("exact_answer", "here").needs_answer
-    same = rewards.find("own_rewards:same", "here")
-    assert same(["p", "q"], ["p", "r"], [None, None]) == [1.0, 0.0] and not same.needs_answer
-    with pytest.raises(
-        UserError,
-        match=r"^reward own_rewards:bad failed with ZeroDivisionError.*prompt 'second\?' and the response 'abc'$",
-    ):
-        rewards.find("own_rewards:bad", "here")(["first?", "second?"], ["ab", "abc"], [None, None])
-    with pytest.raises(UserError, match=r"^reward own_rewards:nan is nan, not a finite .*'q' and the response 'x'$"):
-        rewards.find("own_rewards:nan", "here")(["p", "q"], ["a", "x"], [None, None])
-    question = f"{100 * 'Be kind. '}What is 1 + 1?"  # a system prompt is the same for all questions
-    with pytest.raises(UserError, match=r"the prompt '….*Be kind\. What is 1 \+ 1\?' and the response 'x'$"):
-        rewards.find("own_rewards:nan", "here")([question], ["x"], [None])
-    with pytest.raises(UserError, match="returned 1 numbers for 2 responses: return a list with one for each"):
-        rewards.find("own_rewards:few", "here")(["p", "q"], ["a", "x"], [None, None])
-    with pytest.raises(UserError, match="is '1', not a finite number"):
-        rewards.find("own_rewards:text", "here")(["p"], ["a"], [None])
+    own("helping", "def half(number): return number / 2\n")
+    lists = asked("p", "a b c", "q", "d", messages=[[], []], completion_ids=[[1], [2]], level=[3, 4])
+    assert find("own_rewards:words", "here")(lists) == [1.5, 0.5]
+    assert find("own_rewards:every", "here")(lists) == [1.0, 1.0]
+    column = find("own_rewards:column", "here")
+    assert column(lists) == [3.0, 4.0] and column.columns == {"level": True, "note": False}
+
+
+def test_columns_of_rows_come_with_their_prompts(own):
+    """A prompt without a column that a function needs is left out, and where none is left the column is named."""
+    own("leveled", "def f(completions, level): return [float(x) for x in level]\n")
+    prompts: list[Prompt] = [(Message("user", text),) for text in ("One?", "Two?", "Three?")]
+    options: Any = grouped("grpo", {"reward_funcs": ["leveled:f"], "normalize_scores": False}).recipe.online()["grpo"]
+    tokenizer = DialogueTokenizer(tokenize.words(300), "hh")
+    known = {prompts[0]: {"level": 5}, prompts[2]: {"level": 7}}
+    asked_for: list[str] = []
+
+    def columns(names: Any) -> Any:
+        asked_for.extend(names)
+        return known
+
+    rewards = RewardSum("grpo", options, {}, tokenizer, columns)
+    assert asked_for == ["level"]
+    assert rewards.usable(Split(prompts, prompts[:1])).train == [prompts[0], prompts[2]]
+    by_name = rewards.per_response([prompts[2], prompts[0]], ["a", "b"], None, [[1], [2]])
+    assert by_name["leveled.f"].tolist() == [7.0, 5.0]
+    with pytest.raises(UserError, match=r"^grpo.*'level'.*leveled:f"):
+        RewardSum("grpo", options, {}, tokenizer).usable(Split(prompts, prompts))
 
 
 @pytest.mark.parametrize(
-    ("signature", "argument"),
+    ("body", "kind"),
     [
-        ("def f(completions, ground_truth):", "ground_truth"),
-        ("def f(prompts, completions, trainer_state, **kwargs):", "trainer_state"),
-        ("def f(completions, *, solution):", "solution"),
-        ("def f(completions, /):", "completions"),
-        ("async def f(texts):", "texts"),
-        ("def f(prompts, completions, log=None, *args, **kwargs):", None),
+        ("return [1 / len(c) for c in completions]", "ZeroDivisionError"),
+        ("return [sys.exit('no key') if not c else 1.0 for c in completions]", "SystemExit"),
+        ("return {c: 1.0 for c in completions}", "TypeError"),
+        ("return 3.0", "TypeError"),
+        ("return [1.0, float('nan')][-len(completions):]", "nan"),
+        ("return [1.0, 1e39][-len(completions):]", "1e"),
+        ("return ['a'] * len(completions)", "'a'"),
     ],
 )
-def test_an_argument_that_no_call_gives_is_refused_before_training(tmp_path, monkeypatch, signature, argument):
-    """It would fail at the first step, after SFT and the reward model."""
-    (tmp_path / "needs_more.py").write_text(f"{signature}\n    return [1.0] * len(completions)\n")
-    monkeypatch.chdir(tmp_path)
-    if argument is None:
-        assert given("needs_more:f", "text") == 1
-        return
-    with pytest.raises(UserError, match=f"needs_more:f needs the argument '{argument}'; .* completion_ids, answer,"):
-        rewards.find("needs_more:f", "grpo.reward_funcs")
+def test_what_fails_is_named_with_its_question(own, tmp_path, body, kind):
+    own("failing", f"import sys\ndef f(completions):\n    {body}\n")
+    with pytest.raises(UserError, match=f"^reward failing:f .*{kind}.*") as error:
+        find("failing:f", "here")(asked("first", "fine", "second", ""))
+    said = str(error.value)
+    assert "\n" not in said and ("second" in said or "first" in said)
+    if kind in ("ZeroDivisionError", "SystemExit"):
+        assert "second" in said and f"{tmp_path / 'failing.py'}:3" in said
 
 
-@pytest.mark.parametrize("name", ["my_rewards.py:polite", "./my_rewards.py:polite", "/a folder/my_rewards.py:polite"])
-def test_a_file_in_place_of_its_module_gets_the_name_to_write(name):
-    with pytest.raises(UserError, match=r"name the module, not its file: my_rewards:polite, with my_rewards\.py in"):
-        rewards.find(name, "grpo.reward_funcs")
+def test_a_module_that_cannot_be_imported_is_named_with_its_line(own, tmp_path):
+    own("unready", "import json\nraise RuntimeError('not yet')\n")
+    with pytest.raises(UserError, match=rf"^here: unready:f.*RuntimeError: not yet.*{tmp_path / 'unready.py'}:2"):
+        find("unready:f", "here")
+    own("broken", "x = 1\ndef f(:\n")
+    with pytest.raises(UserError, match=rf"^here: broken:f.*{tmp_path / 'broken.py'}:2"):
+        find("broken:f", "here")
+    own("short", "def f(completions): return [1.0]\n")
+    with pytest.raises(UserError, match=r"short:f returned 1 numbers for 2"):
+        find("short:f", "here")(asked("p", "a", "q", "b"))
 
 
-def test_a_class_in_place_of_a_function_is_refused_before_training():
-    with pytest.raises(UserError, match="decimal:Decimal is a class; name a function"):
-        rewards.find("decimal:Decimal", "grpo.reward_funcs")
+def test_no_library_finds_a_file_of_the_user_s(own, tmp_path):
+    """Of an installed library's name, or of one that libraries look for, such as `vllm`."""
+    for name in ("json", "trl", "some_optional_library"):
+        own(name, "def f(completions): return [2.0] * len(completions)\n")
+        assert find(f"{name}:f", "here")(asked("p", "a")) == [2.0]
+    assert json.loads("1") == 1 and str(tmp_path) not in sys.path
+    with pytest.raises(ModuleNotFoundError):
+        __import__("some_optional_library")
 
 
-@pytest.mark.parametrize(
-    ("returned", "said"),
-    [
-        ("dict(enumerate([3.0, 4.0]))", "it returned a dict, not a list of numbers"),
-        ("{3.0, 4.0}", "it returned a set, not a list of numbers"),
-        ("3.0", "it returned a float, not a list of numbers"),
-        ("[3.0, 1e39]", r"is 1e\+39, not a finite number in float32 or None, .* the response 'two'"),
-    ],
-)
-def test_what_would_become_other_numbers_is_refused(tmp_path, monkeypatch, returned, said):
-    """The keys of an object were taken for its numbers, and 1e39 became infinite."""
-    (tmp_path / "returns.py").write_text(f"def f(completions):\n    return {returned}\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=said):
-        rewards.find("returns:f", "grpo.reward_funcs")(["p", "p"], ["one", "two"], [None, None])
-
-
-def test_code_of_the_user_s_own_that_exits_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "exiting.py").write_text(
-        "import sys\n"
-        "def f(completions): return [sys.exit('no key') if c == 'x' else 1.0 for c in completions]\n"
-        "async def late(completions): sys.exit(3)\n"
+def test_what_a_function_does_to_this_process_is_undone(own, tmp_path):
+    own(
+        "hostile",
+        "import os, random, sys\nimport numpy as np\nimport torch\n"
+        "random.seed(1), np.random.seed(1), torch.manual_seed(1), os.chdir('/')\n"
+        "def f(completions, prompts):\n"
+        "    random.seed(2), np.random.seed(2), torch.manual_seed(2), os.chdir('/'), prompts.clear()\n"
+        "    if os.fork() == 0 and completions[0] == 'raises': raise ValueError\n"
+        "    return [1.0 for _ in completions]\n"
+        "def draws(completions): return [random.random() + np.random.rand() + torch.rand(1).item()]\n",
     )
-    (tmp_path / "exits_at_once.py").write_text("raise SystemExit(0)\n")
-    with pytest.raises(
-        UserError, match=r"^reward exiting:f failed with SystemExit: no key in exiting.*, for .*'q' and .*'x'$"
-    ):
-        rewards.find("exiting:f", "here")(["p", "q"], ["a", "x"], [None, None])
-    with pytest.raises(
-        UserError, match=r"^reward exiting:late failed with SystemExit: 3 in exiting.*, for .*'p' and .*'a'$"
-    ):
-        rewards.find("exiting:late", "here")(["p"], ["a"], [None])
-    with pytest.raises(UserError, match=r"exits_at_once:f cannot be used \(SystemExit: 0 in exits_at_once\.py:\d: "):
-        rewards.find("exits_at_once:f", "here")
+    torch.manual_seed(5)
+    before, process = torch.get_rng_state(), os.getpid()
+    for text in ("comes back", "raises"):
+        lists = asked("p", text)
+        assert find("hostile:f", "here")(lists) == [1.0] and lists["prompts"] == ["p"]
+        assert os.getpid() == process, "a child came back"
+    drawn = find("hostile:draws", "here")
+    assert drawn(asked("p", "a"), 3) == drawn(asked("p", "a"), 3) != drawn(asked("p", "a"), 4)
+    assert torch.equal(torch.get_rng_state(), before) and Path.cwd() == tmp_path
+
+
+@pytest.mark.parametrize(
+    "body", ["time.sleep(60)", "re.match('(a+)+$', 'a' * 40 + 'b')", "signal.alarm(0) or time.sleep(60)"]
+)
+def test_a_call_that_takes_too_long_ends_the_process_in_a_line(own, tmp_path, body):
+    own("slow", f"import re, signal, time\ndef f(completions):\n    {body}\n    return [1.0]\n")
+    code = (
+        "from dataclasses import replace; from rlhf.stages.online.rewards import find; "
+        "call = replace(find('slow:f', 'here'), timeout=0.3); call({'prompts': ['One?'], 'completions': ['a']})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert done.returncode == -9
+    assert done.stderr.count("\n") == 1 and "slow:f" in done.stderr and "reward_timeout: 0.3 s" in done.stderr
+    assert "One?" in done.stderr
+
+
+def test_a_call_in_time_ends_nothing(own):
+    own("quick", "def f(completions): return [1.0]\n")
+    options: Any = grouped(
+        "grpo", {"reward_funcs": ["quick:f"], "normalize_scores": False, "reward_timeout": 30}
+    ).recipe.online()["grpo"]
+    function = RewardSum("grpo", options, {}, DialogueTokenizer(tokenize.words(300), "hh")).functions["quick.f"]
+    assert function is not None and function.timeout == 30 and function(asked("p", "a")) == [1.0]
 
 
 def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
@@ -427,9 +332,9 @@ def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
         "def other(completions): return [None if 'x' in c else 1.0 for c in completions]\n"
         "async def bad(completions): return [1 / len(c) for c in completions]\n"
     )
-    assert rewards.find("judges:late", "here")(["p", "q"], ["a b", "x"], [None, None]) == [3.0, None]
+    assert find("judges:late", "here")(asked("p", "a b", "q", "x")) == [3.0, None]
     with pytest.raises(UserError, match=r"bad failed with ZeroDivisionError.*prompt 'q' and the response ''$"):
-        rewards.find("judges:bad", "here")(["p", "q"], ["a", ""], [None, None])
+        find("judges:bad", "here")(asked("p", "a", "q", ""))
     prompt = (Message("user", "Say it."),)
     changes = {"reward_funcs": ["judges:late", "judges:other"], "reward_weights": [2.0, 0.5], "normalize_scores": False}
     options = grouped("grpo", changes).recipe.online()["grpo"]
@@ -449,7 +354,7 @@ def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
 
 def test_short_names_for_metrics():
     names = ["model", "regex(pattern='a')", "regex(pattern='b')", "own.rewards:polite", "numeric_answer(tolerance=0.1)"]
-    assert rewards.labels(names) == ["model", "regex", "regex_2", "own.rewards.polite", "numeric_answer"]
+    assert labels(names) == ["model", "regex", "regex_2", "own.rewards.polite", "numeric_answer"]
 
 
 @pytest.mark.parametrize(
@@ -479,7 +384,6 @@ def test_impossible_settings_are_refused(changes, expected):
         ("exact_answer", " ", "is empty"),
         ("numeric_answer", "twelve", "'twelve' holds no finite number"),
         ("numeric_answer", "1e999", "'1e999' holds no finite number"),
-        ("numeric_answer", "\u20145", "'\u20145' begins with a dash that may be a minus or not"),
         ("exact_answer", "\u200b\u3164", "is empty"),
         ("math_answer", "", "'' is not a mathematical expression"),
     ],
@@ -515,83 +419,3 @@ def test_an_evaluation_keeps_functions_of_one_name_apart():
         "grpo.length": "length(most=60)",
         "exact_answer": "exact_answer",
     }
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    """Writes a module of rewards into the current folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(name: str, text: str) -> None:
-        (tmp_path / f"{name}.py").write_text(text)
-
-    return write
-
-
-def test_a_call_is_repeated(own):
-    """Each try has lists of its own: the first one takes from them before it fails."""
-    own(
-        "flaky",
-        "calls = []\n"
-        "def third(completions):\n"
-        "    calls.append(len(completions))\n"
-        "    if len(calls) % 3: raise ConnectionError(completions.pop())\n"
-        "    return map(float, calls[-2:])\n",
-    )
-    third, two = rewards.find("flaky:third", "here"), (["p", "q"], ["a", "busy"], [None, None])
-    assert replace(third, retries=2)(*two) == [2.0, 2.0]
-    with pytest.raises(UserError, match="reward flaky:third failed with ConnectionError: busy"):
-        third(["p"], ["busy"], [None])
-
-
-@pytest.mark.parametrize("name", ["sleeps", "waits", "stubborn", "regex(pattern='(a+)+$')"])
-def test_a_call_may_not_take_longer(own, name):
-    """Its module's state is kept where an interrupt ends it; what ignores that, or holds Python, is killed."""
-    own(
-        "slow",
-        "import asyncio, time\n"
-        "calls = []\n"
-        "def sleeps(completions):\n"
-        "    calls.append(0)\n"
-        "    if len(calls) == 1: time.sleep(60)\n"
-        "    return [float(len(calls))]\n"
-        "async def waits(completions):\n"
-        "    calls.append(0)\n"
-        "    if len(calls) == 1: await asyncio.gather(asyncio.sleep(60), asyncio.sleep(60))\n"
-        "    return [float(len(calls))]\n"
-        "def stubborn(completions):\n"
-        "    while True:\n"
-        "        try: time.sleep(60)\n"
-        "        except BaseException: pass\n",
-    )
-    function = replace(rewards.find(name if "(" in name else f"slow:{name}", "here"), timeout=0.2, retries=1)
-    call, start = (["p"], ["a" * 40 + "b"], [None]), time.monotonic()
-    if name in ("sleeps", "waits"):
-        assert function(*call) == [2.0]
-    else:
-        with pytest.raises(UserError, match=r"took longer than reward_timeout: 0.2 s in 2 tries, for 1 .*prompt 'p'"):
-            function(*call)
-    assert time.monotonic() - start < 10
-    assert rewards.find("length(most=9)", "here")(*call) == [0.0], "the next call starts a new process"
-
-
-def test_a_recipe_sets_timeout_and_retries():
-    changes = {"reward_funcs": ["json_valid"], "normalize_scores": False, "reward_timeout": 3, "reward_retries": 2}
-    options = grouped("grpo", changes).recipe.online()["grpo"]
-    assert isinstance(options, GroupOptions)
-    function = RewardSum("grpo", options, {}, DialogueTokenizer(tokenize.words(300), "hh")).functions["json_valid"]
-    assert function is not None and (function.timeout, function.retries) == (3.0, 2)
-
-
-def test_lengths_are_of_words_or_of_tokens(own):
-    texts, ids = ["a b c", "a b c"], [[5, 6, 7, 2], [5] * 6]
-    for name, expected in (
-        ("length(most=4)", [0.0, 0.0]),
-        ("length(most=4, unit='tokens')", [0.0, -0.5]),
-        ("length(most=2, unit='words')", [-0.5, -0.5]),
-    ):
-        assert rewards.find(name, "here")(["p", "p"], texts, [None, None], ids) == expected
-    with pytest.raises(UserError, match="unit must be 'words' or 'tokens'"):
-        rewards.find("length(most=4, unit='bytes')", "here")
-    own("counts", "def tokens(completion_ids, **_): return [len(ids) for ids in completion_ids]\n")
-    assert rewards.find("counts:tokens", "here")(["p", "p"], texts, [None, None], ids) == [4.0, 6.0]

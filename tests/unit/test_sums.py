@@ -15,7 +15,7 @@ from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.data.worlds import sums
 from rlhf.errors import UserError
-from rlhf.stages.online.reward_functions import find
+from rlhf.stages.online.rewards import find
 from tests.helpers import small
 from tests.lines import read_all_lines
 
@@ -37,7 +37,9 @@ def test_the_right_answer_is_the_result_of_its_question(tmp_path):
 def test_the_share_of_right_responses(accuracy):
     rng = random.Random(1)
     reward = find("numeric_answer", "here")
-    right = sum(reward([""], [sums.response(rng, 7, accuracy, 9)], ["7"])[0] == 1 for _ in range(2000))
+    texts = [sums.response(rng, 7, accuracy, 9) for _ in range(2000)]
+    rewards = reward({"prompts": [""] * 2000, "completions": texts, "answer": ["7"] * 2000})
+    right = sum(number == 1 for number in rewards)
     assert right / 2000 == pytest.approx(accuracy, abs=0.04)
 
 

@@ -1,7 +1,6 @@
 """Tasks of the package reasoning-gym: its generators make questions, and its verifiers score answers.
 
-A guest runs this module (rlhf/process/guest): the package is foreign code, which draws from the global generators of
-random numbers. `write` makes prompts.jsonl of rows {"prompt", "answer"}. The package makes each item from a seed of its
+`write` makes prompts.jsonl of rows {"prompt", "answer"}. The package makes each item from a seed of its
 own, so that no held-out question comes from the seed of a training one. No question comes twice, and none whose right
 answer its own verifier refuses.
 
@@ -15,6 +14,7 @@ import difflib
 import functools
 import json
 import random
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,3 +127,7 @@ def _dataset(task: str, config: str) -> "ProceduralDataset":
         return create_dataset(task, **options)
     except Exception as error:  # asserts, and whatever a value of another type leads to
         raise UserError(f"data.reasoning_gym.config: {task}: {type(error).__name__}: {error}") from error
+
+
+if __name__ == "__main__":  # by rlhf/data/source.py, in a process where each text has the same hash every time
+    print(write(**json.loads(sys.argv[1])))

@@ -10,7 +10,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import METRICS
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
-from rlhf.stages.online.reward_functions import labels
+from rlhf.stages.online.rewards import labels
 
 SCORE, KL = "score", "kl_per_token"
 Evaluations = dict[int, dict[str, float | None]]  # held-out metrics by step; None for a number that is not finite

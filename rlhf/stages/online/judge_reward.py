@@ -6,13 +6,12 @@ Each mark is kept in judged.jsonl of the run, so that a question is paid for onc
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.data.normal import says_something
-from rlhf.errors import UserError
 from rlhf.evaluation import judging
 from rlhf.files import append, replacing
 from rlhf.process.threads import results_of
@@ -30,9 +29,7 @@ TASK = (
     "{most} (best), by this rubric:\n{rubric}"
 )
 REPLY_WITH = "Reply with the number and nothing else."
-NUMBER = r"(?<!-)(\d+(?:\.\d+)?)"
-NAMES = r"(?:(?:the |final |overall )*(?:mark|score|rating|answer)(?: is)?\W*)?"
-MARK_LINE = rf"\W*{NAMES}{NUMBER}(?:\s*(?:/|out of)\s*{{most}})?\W*"
+MARK_LINE = r"\W*(?:(?:the |final |overall )*(?:mark|score|rating|answer)(?: is)?\W*)?(?<!-)(\d+(?:\.\d+)?)"
 
 
 class JudgedLine(Record):
@@ -48,133 +45,74 @@ class JudgedLine(Record):
 class JudgeReward:
     """A judge as a reward function. Raises ValueError for options that it cannot use."""
 
-    def __init__(
-        self,
-        *,
-        rubric: str,
-        url: str,
-        model: str,
-        most: int = 10,
-        at_once: int = 8,
-        dollars_in: float = 0.0,
-        dollars_out: float = 0.0,
-    ):
+    def __init__(self, *, rubric: str, url: str, model: str, most: int = 10, at_once: int = 8):
         if not url.startswith(("http://", "https://")):
             raise ValueError("url is, for example, 'http://127.0.0.1:8000/v1'")
         if not rubric.strip() or not model.strip():
             raise ValueError("rubric and model must not be empty")
-        if most < 1:
-            raise ValueError("most must be above 0")
-        if not 1 <= at_once <= 256:
-            raise ValueError("at_once must be from 1 to 256")
-        if not all(0 <= dollars < math.inf for dollars in (dollars_in, dollars_out)):
-            raise ValueError("dollars_in and dollars_out are dollars for a million tokens, 0 or more")
+        if most < 1 or not 1 <= at_once <= 256:
+            raise ValueError("most must be above 0, and at_once from 1 to 256")
         require_found(("openai", "httpx2"), "the reward judge", "judge")
-        self.rubric, self.url, self.model, self.most, self.at_once = rubric, url, model, most, at_once
-        self.dollars_in, self.dollars_out = dollars_in, dollars_out
+        self.url, self.model, self.most, self.at_once = url, model, most, at_once
+        self.task = TASK.format(most=most, rubric=rubric.strip())
         self.identity = sha256(json.dumps([model, rubric, most]).encode()).hexdigest()[:16]
-        self._timeout: float | None = None
-        self._retries: int | None = None
         self._file: Path | None = None
-        self._writes = False
         self._judged: dict[str, JudgedLine] = {}
         self._endpoint: Endpoint | None = None
 
-    def open(self, folder: Path | None, timeout: float | None, retries: int) -> None:
-        """Begin a run: keep marks in its folder, and take those that are there. Raises UserError for a damaged file.
-
-        `timeout` and `retries` are of one question: None and 0 stand for those of `rlhf judge`.
-        """
-        self._timeout, self._retries = timeout, retries or None
+    def begin(self, folder: Path | None, device: str) -> None:
+        """Keep marks in a run's folder, and take those that are there. Raises UserError for a damaged file."""
         if folder is not None:
             self._file = folder / JUDGED_FILE
             lines = reader.read_lines(self._file, JudgedLine)
             self._judged = {line.question: line for line in lines if line.judge == self.identity}
+            with replacing(self._file) as temporary:  # a crash may have left a part of a line
+                append(temporary, [line.plain() for line in lines])
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float | None]:
         """Return the mark of each response, from 0 to 1; None where the judge gives none. An empty response gets 0.
 
         Raises UserError where the address, the key or the model is wrong, and where no question is answered.
         """
-        questions = {
-            self._digest(prompt, answer): self._question(prompt, answer)
-            for prompt, answer in zip(prompts, completions, strict=True)
-            if says_something(answer)
-        }
-        new = {digest: question for digest, question in questions.items() if digest not in self._judged}
-        failures: list[UserError] = []
-        for outcome in self._asked(new) if new else ():
+        digests = [self._digest(*texts) for texts in zip(prompts, completions, strict=True)]
+        texts = dict(zip(digests, zip(prompts, completions, strict=True), strict=True))
+        new = [d for d, (_, answer) in texts.items() if says_something(answer) and d not in self._judged]
+        if new and self._endpoint is None:
+            self._endpoint = judging.client(self.url, self.model, EASY, option="the judge's url")
+        answered = 0
+        for number, outcome in enumerate(results_of(lambda d: self._asked(d, *texts[d]), new, self.at_once), 1):
             if isinstance(outcome, JudgedLine):
+                answered += 1
                 self._keep(outcome)
-            else:
-                failures.append(outcome)
-        if failures and len(failures) == len(new):
-            raise failures[0]
-        marks: list[float | None] = []
-        for prompt, answer in zip(prompts, completions, strict=True):
-            line = self._judged.get(self._digest(prompt, answer))
-            marks.append(0.0 if not says_something(answer) else None if line is None else line.mark)
-        return marks
+            elif type(outcome).__name__ != "Unavailable" or (number == len(new) and not answered):
+                raise outcome
+        marks = [self._judged[d].mark if d in self._judged else None for d in digests]
+        return [mark if says_something(answer) else 0.0 for mark, answer in zip(marks, completions, strict=True)]
 
     def _keep(self, line: JudgedLine) -> None:
-        """Keep a line in memory and in the file. The first one replaces the file: a crash may have cut its end."""
         self._judged[line.question] = line
-        if self._file is not None and self._writes:
+        if self._file is not None:
             append(self._file, [line.plain()])
-        elif self._file is not None:
-            intact = reader.read_lines(self._file, JudgedLine)
-            with replacing(self._file) as temporary:
-                append(temporary, [kept.plain() for kept in (*intact, line)])
-            self._writes = True
 
     def figures(self) -> dict[str, float]:
-        """Return the number of calls in this run, their tokens, and their price if the recipe has prices."""
+        """Return the number of questions in this run, and the tokens that they took."""
         lines = self._judged.values()
         tokens_in, tokens_out = sum(line.tokens_in for line in lines), sum(line.tokens_out for line in lines)
-        figures: dict[str, float] = {
-            "judge_calls": len(lines),
-            "judge_tokens_in": tokens_in,
-            "judge_tokens_out": tokens_out,
-        }
-        if self.dollars_in or self.dollars_out:
-            figures["judge_dollars"] = (tokens_in * self.dollars_in + tokens_out * self.dollars_out) / 1e6
-        return figures
+        return {"judge_calls": len(lines), "judge_tokens_in": tokens_in, "judge_tokens_out": tokens_out}
 
-    def _asked(self, questions: dict[str, str]) -> Iterator[JudgedLine | UserError]:
-        """Yield what becomes of each question: a line, or the error of one that was never answered."""
-        from rlhf.evaluation.endpoint import Refused, Unavailable
+    def _asked(self, digest: str, prompt: str, answer: str) -> JudgedLine:
+        """Ask about an answer. Raises what `Endpoint.reply` raises where it is never answered."""
+        from rlhf.evaluation.endpoint import Refused
 
-        if self._endpoint is None:
-            limits = {"option": "the judge's url", "timeout": self._timeout, "retries": self._retries}
-            self._endpoint = judging.client(self.url, self.model, EASY, **limits)
-        endpoint = self._endpoint
-
-        def ask(item: tuple[str, str]) -> JudgedLine:
-            digest, question = item
-            try:
-                reply = endpoint.reply(question)
-            except Refused:
-                return JudgedLine(judge=self.identity, question=digest, mark=None, tokens_in=0, tokens_out=0)
-            found = mark(reply.text, self.most)
-            return JudgedLine(
-                judge=self.identity,
-                question=digest,
-                mark=None if found is None else found / self.most,
-                tokens_in=reply.tokens_in,
-                tokens_out=reply.tokens_out,
-            )
-
-        for outcome in results_of(ask, [*questions.items()], self.at_once):
-            if isinstance(outcome, Exception) and not isinstance(outcome, Unavailable):
-                raise outcome
-            yield outcome
-
-    def _question(self, prompt: str, answer: str) -> str:
-        task = TASK.format(most=self.most, rubric=self.rubric.strip())
+        assert self._endpoint is not None
         material = {"conversation": prompt, "answer": answer}
-        return judging.question(
-            task, material, self._digest(prompt, answer)[:16], "Reply with the number and nothing else."
-        )
+        try:
+            reply = self._endpoint.reply(judging.question(self.task, material, digest[:16], REPLY_WITH))
+        except Refused:
+            return JudgedLine(judge=self.identity, question=digest, mark=None, tokens_in=0, tokens_out=0)
+        found, usage = mark(reply.text, self.most), {"tokens_in": reply.tokens_in, "tokens_out": reply.tokens_out}
+        share = None if found is None else found / self.most
+        return JudgedLine(judge=self.identity, question=digest, mark=share, **usage)
 
     def _digest(self, prompt: str, answer: str) -> str:
         """Return what two equal questions to one judge have in common."""
@@ -182,21 +120,12 @@ class JudgeReward:
 
 
 def mark(reply: str, most: int) -> float | None:
-    """Return the mark of a reply, at most `most`; None if it has none. Reasoning does not count.
-
-    The mark stands alone on the last line, or on the only one: `7`, `Score: 7`, `7/10`.
-    """
+    """Return the mark that a reply ends with, at most `most`: `7`, `Score: 7`, `7/10`. Reasoning does not count."""
     if not (text := judging.conclusion(reply)):
         return None
-    found = re.fullmatch(MARK_LINE.replace("{most}", str(most)), text.splitlines()[-1].strip(), re.I)
+    found = re.fullmatch(rf"{MARK_LINE}(?:\s*(?:/|out of)\s*{most})?\W*", text.splitlines()[-1].strip(), re.I)
     number = float(found[1]) if found else math.inf
     return number if number <= most else None
 
 
 REWARDS: dict[str, type] = {"judge": JudgeReward}
-FIGURES = {
-    "judge_calls": "calls of the judge",
-    "judge_tokens_in": "tokens of questions to the judge",
-    "judge_tokens_out": "tokens of its replies",
-    "judge_dollars": "US dollars for the judge",
-}

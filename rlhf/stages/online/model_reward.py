@@ -6,16 +6,14 @@ the memory of the host while it does not score.
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlhf.errors import UserError
-from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe.names import is_commit
 
 if TYPE_CHECKING:
     from rlhf.models.classifier import Classifier
-
-Messages = Sequence[Mapping[str, str]]  # each with role and content
 
 
 class ModelReward:
@@ -27,7 +25,7 @@ class ModelReward:
         name: str,
         revision: str | None = None,
         quantization: str = "none",
-        label: int | None = None,
+        label: int = 0,
         mean: float = 0.0,
         sd: float = 1.0,
         batch_size: int = 8,
@@ -36,36 +34,32 @@ class ModelReward:
             raise ValueError(f"{name} is no folder here; a name on the hub needs revision, the 40-digit commit")
         if quantization not in ("none", "nf4"):
             raise ValueError("quantization is 'none' or 'nf4'")
-        if not sd > 0 or batch_size < 1 or (label is not None and label < 0):
+        if not sd > 0 or batch_size < 1 or label < 0:
             raise ValueError("sd must be above 0, batch_size at least 1, label at least 0")
         self.name, self.revision, self.quantization, self.label = name, revision, quantization, label
         self.mean, self.sd, self.batch_size = mean, sd, batch_size
         self._classifier: Classifier | None = None
         self._cut = 0
 
-    def load(self, device: str) -> None:
+    def begin(self, folder: Path | None, device: str) -> None:
         """Load the checkpoint, once, to score on a device. Raises UserError where it cannot be used."""
-        if self._classifier is not None:
-            return
-        with quiet_libraries():
+        if self._classifier is None:
             from rlhf.models.classifier import Classifier  # imports transformers, which other rewards do without
 
             self._classifier = Classifier(self.name, self.revision, device, packed=self.quantization == "nf4")
-        labels = self._classifier.labels
-        if self.label is None and labels != 1:
-            raise UserError(f"reward_model: {self.name} gives {labels} numbers: say which one with label=0 and so on")
-        if (self.label or 0) >= labels:
-            raise UserError(f"reward_model: {self.name} gives {labels} numbers, and label is {self.label}")
+            if self.label >= self._classifier.labels:
+                raise UserError(
+                    f"reward_model: {self.name} gives {self._classifier.labels} numbers: label={self.label}"
+                )
 
-    def __call__(self, messages: Sequence[Messages], completions: Sequence[str]) -> list[float]:
-        """Return (score - mean) / sd of each answer to its messages."""
-        if self._classifier is None:
-            self.load("cpu")
-        classifier: Any = self._classifier
-        texts = [classifier.encode(asked, answer) for asked, answer in zip(messages, completions, strict=True)]
+    def __call__(self, messages: Sequence[Sequence[Mapping[str, str]]], completions: Sequence[str]) -> list[float]:
+        """Return (score - mean) / sd of each answer to its messages, each with role and content."""
+        self.begin(None, "cpu")
+        assert self._classifier is not None
+        texts = [self._classifier.encode(*dialogue) for dialogue in zip(messages, completions, strict=True)]
         self._cut += sum(was_cut for _, was_cut in texts)
-        rows = classifier.scores([text for text, _ in texts], self.batch_size)
-        return [(row[self.label or 0] - self.mean) / self.sd for row in rows]
+        rows = self._classifier.scores([text for text, _ in texts], self.batch_size)
+        return [(row[self.label] - self.mean) / self.sd for row in rows]
 
     def figures(self) -> dict[str, float]:
         """Return how many answers lost their beginning for being too long."""
@@ -73,4 +67,3 @@ class ModelReward:
 
 
 REWARDS: dict[str, type] = {"reward_model": ModelReward}
-FIGURES = {"reward_model_cut": "texts that the reward model's length cut"}

@@ -72,7 +72,9 @@ def _encode_prompts(
     """Return the prompts, and the rewards where the score is a sum of them."""
     split, reward_sum = corpus.prompts(run.stage), None
     if options.sums_rewards:
-        reward_sum = RewardSum(run.stage, options, corpus.right_answers(), tokenizer, run.path, device=device.type)
+        reward_sum = RewardSum(
+            run.stage, options, corpus.right_answers(), tokenizer, folder=run.path, device=device.type
+        )
         split = reward_sum.usable(split)
     return OnlinePrompts(split, tokenizer, options, run.loaded.recipe.seed), reward_sum
 

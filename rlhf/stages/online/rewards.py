@@ -1,0 +1,293 @@
+"""The rewards of PPO, RLOO and GRPO: functions that are called in this process, as TRL's are, and their weighted sum.
+
+    regex(pattern='^Yes')   a row of REWARDS, which is a class, with its options
+    my_rewards:polite       the function `polite` of my_rewards.py in the current folder, or of an installed module
+
+A function is called with lists, by keyword: those of STANDARD and of the rows' columns that it names, with `**` all of
+STANDARD. It returns one finite number for each completion, None for no verdict. It may be `async`. One of a class may
+also have `begin(folder, device)`, called once, `figures()` for the summary, and `answer_fault(answer)`, which says why
+no response can match a right answer.
+"""
+
+import ast
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import os
+import random
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlhf.data.rows import Message
+from rlhf.data.worlds import gym
+from rlhf.errors import UserError
+from rlhf.stages.online import judge_reward, model_reward, named_rewards
+from rlhf.terminal import excerpt
+
+REWARDS: dict[str, type] = named_rewards.REWARDS | judge_reward.REWARDS | model_reward.REWARDS
+STANDARD = ("prompts", "messages", "completions", "completion_ids", "answer")
+LARGEST = 3.4e38  # finite in float32, in which rewards are added
+QUOTED = 100  # characters of a prompt or a response in a message
+# Ends the process that started it, with a line, unless its input is closed in time. A thread could not: Python's
+# regular expressions hold the interpreter, and libraries use the one alarm that a process has.
+WATCHDOG = """
+import os, select, sys
+parent = os.getppid()
+if not select.select([0], [], [], float(sys.argv[1]))[0] and os.getppid() == parent:
+    print(sys.argv[2], file=sys.stderr, flush=True)
+    os.kill(parent, 9)
+"""
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """Return a short name of each reward for metrics: `regex`, `my_rewards.polite`; a second `regex` is `regex_2`."""
+    short = [re.sub(r"[^\w.]+", ".", name.partition("(")[0].strip()) for name in names]
+    return [name if (n := short[:i].count(name)) == 0 else f"{name}_{n + 1}" for i, name in enumerate(short)]
+
+
+def json_messages(prompt: Sequence[Message]) -> list[dict[str, str]]:
+    """Return a prompt as functions get its messages."""
+    return [{"role": message.role, "content": message.content} for message in prompt]
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A reward function and how the recipe names it."""
+
+    name: str
+    function: Callable[..., Any]
+    timeout: float | None = None  # seconds for a call
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.function).parameters
+
+    @property
+    def columns(self) -> dict[str, bool]:
+        """Return the columns of rows that the function takes, and whether it needs them."""
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return {
+            name: parameter.default is parameter.empty
+            for name, parameter in self._parameters.items()
+            if name not in STANDARD and parameter.kind in by_name
+        }
+
+    @property
+    def needs_answer(self) -> bool:
+        """Return whether the function compares responses with right answers."""
+        answer = self._parameters.get("answer")
+        return answer is not None and answer.default is answer.empty
+
+    def takes(self, name: str) -> bool:
+        """Return whether the function takes a list of this name."""
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters.values())
+        return name in self._parameters or (takes_all and name in STANDARD)
+
+    def __call__(self, given: Mapping[str, Sequence[Any]], seed: int = 0) -> list[float | None]:
+        """Return one number for each of the completions; None where the function has no verdict.
+
+        given: lists of one item for each completion, `prompts` and `completions` among them. What the function draws
+        begins with `seed`.
+        Raises UserError, one line that names prompt and response, where the function raises or a number is not finite.
+        """
+        given = dict(given)
+        if "answer" in given and not hasattr(self.function, "reads_entries"):
+            given["answer"] = [None if text is None else gym.right_answer(text) for text in given["answer"]]
+        try:
+            numbers = self._call(given, seed)
+        except (Exception, SystemExit) as error:  # a user's code raises what it likes
+            count = len(given["completions"])
+            for row in range(count) if count > 1 else ():  # find the one that it cannot judge
+                self({name: items[row : row + 1] for name, items in given.items()}, seed)
+            where = self._asked(given, 0) if count == 1 else f"{count} responses"
+            raise UserError(f"reward {self.name} failed with {_said(error, self.function)}, for {where}") from error
+        for row, number in enumerate(numbers[: len(given["completions"])]):
+            if number is not None and not _is_finite(number):
+                what = f"{excerpt(repr(number))}, not a finite number in float32 or None"
+                raise UserError(f"reward {self.name} is {what}, for {self._asked(given, row)}")
+        if len(numbers) != len(given["completions"]):
+            counts = f"{len(numbers)} numbers for {len(given['completions'])} responses"
+            raise UserError(f"reward {self.name} returned {counts}: return a list with one for each")
+        return [None if number is None else float(number) for number in numbers]
+
+    def _call(self, given: Mapping[str, Sequence[Any]], seed: int) -> list[Any]:
+        line = (
+            f"error: reward {self.name} took longer than reward_timeout: {self.timeout} s for "
+            f"{len(given['completions'])} responses, the first for {self._asked(given, 0)}; a stage with a checkpoint "
+            "goes on with --resume"
+        )
+        with _limited(self.timeout, line), _apart(seed):
+            result = self.function(**{name: list(items) for name, items in given.items() if self.takes(name)})
+            if inspect.isawaitable(result):
+                result = _loop().run_until_complete(result)
+            if isinstance(result, Mapping | set | str):  # a mapping's keys would be taken for the numbers
+                raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
+            return list(result)
+
+    @staticmethod
+    def _asked(given: Mapping[str, Sequence[Any]], row: int) -> str:
+        """Return the end of a prompt, which has the question, and the beginning of its response."""
+        prompt, response = given["prompts"][row], given["completions"][row]
+        return f"the prompt {prompt[-QUOTED:]!r} and the response {response[:QUOTED]!r}"
+
+    def begun(self, folder: Path | None, timeout: float | None, device: str) -> "RewardFunction":
+        """Return the function as a run uses it: `timeout` seconds for a call, files in the run's folder."""
+        if hasattr(self.function, "begin"):
+            self.function.begin(folder, device)
+        return replace(self, timeout=timeout)
+
+    def figures(self) -> dict[str, float]:
+        """Return what the function counted in this run, for the summary; empty for most."""
+        figures: dict[str, float] = self.function.figures() if hasattr(self.function, "figures") else {}
+        return figures
+
+    def answer_fault(self, answer: str) -> str | None:
+        """Return why no response can match a right answer; None where one can, or where nobody knows."""
+        if not hasattr(self.function, "answer_fault"):
+            return None
+        plain = answer if hasattr(self.function, "reads_entries") else gym.right_answer(answer)
+        fault: str | None = self.function.answer_fault(plain)
+        return fault
+
+
+# -- where a reward is -------------------------------------------------------------------------------------------------
+
+
+def find(name: str, where: str) -> RewardFunction:
+    """Return the reward that a recipe names. Raises UserError, which begins with `where`, when there is none."""
+    if re.fullmatch(r"[\w.]+:\w+", name):
+        return _users_own(name, where)
+    known = f"known are model, {', '.join(REWARDS)} and module:function"
+    try:
+        call = ast.parse(name, mode="eval").body
+        call = ast.Call(call, [], []) if isinstance(call, ast.Name) else call
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+            raise SyntaxError
+        options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        if len(options) < len(call.keywords):
+            raise SyntaxError  # an option that is given twice
+        kind = REWARDS[call.func.id]
+    except (KeyError, SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UserError(f"{where}: {name!r} is not a reward; write it as regex(pattern='^Yes'); {known}") from None
+    try:
+        return RewardFunction(name, kind(**options))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {name}: {error}") from None
+
+
+def _users_own(name: str, where: str) -> RewardFunction:
+    """Return a function of the user's own, of a module in the current folder or of an installed one."""
+    module, _, attribute = name.partition(":")
+    try:
+        with _apart(0):
+            loaded = _loaded(module)
+    except (Exception, SystemExit) as error:  # a user's module raises what it likes
+        raise UserError(
+            f"{where}: {name}: {module} cannot be imported ({_said(error)}); it is looked for in {os.getcwd()} first"
+        ) from error
+    function = getattr(loaded, attribute, None)
+    if not callable(function) or isinstance(function, type):
+        raise UserError(f"{where}: {name}: {module} ({loaded.__file__}) has no function {attribute}")
+    return RewardFunction(name, function)
+
+
+def _loaded(name: str) -> ModuleType:
+    """Return a module: the file of this name in the current folder, by its place, or what Python finds by the name.
+
+    A file that is loaded by its place is in `sys.modules` under a name that no library imports, whatever its own.
+    """
+    file, private = Path(f"{name}.py").absolute(), f"reward:{name}"
+    if not file.is_file():
+        return importlib.import_module(name)
+    known = sys.modules.get(private)
+    if known is not None and known.__file__ == str(file):
+        return known
+    spec = importlib.util.spec_from_file_location(private, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[private] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[private]
+        raise
+    return module
+
+
+# -- the user's code in this process -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _apart(seed: int) -> Iterator[None]:
+    """Run the user's code in the block: it changes neither what training draws nor the current folder.
+
+    The current folder is the last one on the path there. A fork that comes back ends, for it would train too.
+    """
+    import numpy as np  # these libraries take seconds, and a recipe's rewards are looked for before them
+    import torch
+
+    from rlhf.models.random_state import kept_random_state
+
+    folder, process = os.getcwd(), os.getpid()
+    with kept_random_state():
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        sys.path.append(folder)
+        try:
+            yield
+        finally:
+            if os.getpid() != process:
+                os._exit(1)
+            os.chdir(folder)
+            if folder in sys.path:
+                del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
+
+
+@contextmanager
+def _limited(seconds: float | None, line: str) -> Iterator[None]:
+    """End this process with a line where the block takes longer than so many seconds."""
+    if seconds is None:
+        yield
+        return
+    command = [sys.executable, "-I", "-S", "-c", WATCHDOG, str(seconds), line]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # its end closes the input
+        yield
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the one event loop: a client or a semaphore that a function keeps belongs to it."""
+    global _event_loop
+    if _event_loop is None:
+        _event_loop = asyncio.new_event_loop()
+    return _event_loop
+
+
+_event_loop: asyncio.AbstractEventLoop | None = None
+
+
+def _said(error: BaseException, function: Callable[..., Any] | None = None) -> str:
+    """Return an error in one line: class, message, and the innermost line of the function's file, else of all code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = inspect.getsourcefile(inspect.unwrap(function)) if inspect.isfunction(function) else None
+    place = [frame for frame in frames if frame.filename == file][-1:] or frames[-1:]
+    at = f"{place[0].filename}:{place[0].lineno}" if place else ""
+    if isinstance(error, SyntaxError):
+        at = f"{error.filename}:{error.lineno}"
+    return excerpt(f"{type(error).__name__}: {error}") + (f" in {at}" if at else "")
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return bool(abs(number) <= LARGEST)
+    except (TypeError, OverflowError):
+        return False
