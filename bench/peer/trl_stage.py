@@ -70,7 +70,7 @@ TRAINERS: dict[str, tuple[Any, Any]] = {
 def rows_of(run: StageRun, tokenizer: DialogueTokenizer) -> Rows:
     """Return the training rows of our run as TRL's trainer of the same stage takes them."""
     recipe = run.loaded.recipe
-    corpus, _ = divide_rows(read_source(recipe, run.run_directory / "data"), recipe)
+    corpus = divide_rows(read_source(recipe, run.run_directory / "data"), recipe)
     options = recipe.section(run.stage)
     if isinstance(options, GroupOptions):
         return prompt_rows(tokenizer, corpus, options, run.stage)

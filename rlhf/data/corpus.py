@@ -1,9 +1,9 @@
 """The rows of a recipe's data: for training, for the choice of checkpoints, and for results."""
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rlhf.data.normal import normal_answer, normal_prompt
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row, RowT, of_kind
@@ -202,12 +202,26 @@ class Corpus:
             answer = normal_answer(row.right_answer)
             earlier, source = first_answers.setdefault(normal_prompt(row.prompt), (answer, row.source))
             if earlier != answer:
-                raise UserError(
-                    f"{row.source} and {source} have different right answers to one prompt: keep one of them, "
-                    "or leave out all but the first with --set data.drop=[further_answers]"
-                )
+                places = f"{row.source} and {source}"
+                raise UserError(f"{places} have different right answers to one prompt: keep one of them")
             answers.setdefault(row.prompt, row.right_answer)
         return answers
+
+    def columns(self, names: Iterable[str]) -> dict[Prompt, dict[str, Any]]:
+        """Return the values of the named columns beside each prompt, for reward functions; a missing one is left out.
+
+        Raises UserError where rows of one prompt differ in one of them.
+        """
+        names, found = {*names}, dict[Prompt, tuple[dict[str, Any], str]]()
+        for row in self.with_prompts:
+            values = {name: value for name, value in row.columns.items() if name in names}
+            first, source = found.setdefault(row.prompt, (values, row.source))
+            if differing := next((n for n in names if first.get(n) != values.get(n)), None):
+                raise UserError(
+                    f"{row.source} and {source} have one prompt and different values of '{differing}', which a reward "
+                    "reads: keep one of them"
+                )
+        return {prompt: values for prompt, (values, _) in found.items()}
 
     def prompts(self, stage: StageName) -> Split[Prompt]:
         """Return every distinct prompt for `stage`, in order of first appearance. Raises UserError for none."""

@@ -1,20 +1,18 @@
 """Reads, checks and divides a recipe's data, which every stage trains and is evaluated on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf.data.check import remarks
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.formats import ParsedRows, ReadReport
-from rlhf.data.quality import flaws
-from rlhf.data.quality.leakage import leaks
 from rlhf.data.rows import KINDS, LEFT_OUT, Row, of_kind
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key, shuffled
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.trainable import trainable
-from rlhf.errors import UserError
 from rlhf.recipe import Recipe
 from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.schema_data import Data
@@ -40,11 +38,11 @@ def read_corpus(recipe: Recipe, root: Path, tokenizer: DialogueTokenizer | None 
     refused: list[str] = []
     if tokenizer is not None:
         rows, refused = trainable(rows, tokenizer, recipe.data.on_bad_row)
-    corpus, dropped = divide_rows(rows, recipe)
-    facts, notes = _fingerprint(rows.report, corpus, root), [*rows.report.notes]
-    if recipe.data.drop is not None:
-        facts = facts.model_copy(update={"dropped": dropped})
-        notes.insert(0, f"data.drop left out {_counts(dropped) or 'nothing'}")
+    corpus = divide_rows(rows, recipe)
+    notes = [*rows.report.notes, *remarks(rows.rows)]
+    facts = _fingerprint(rows.report, corpus, root).model_copy(update={"notes": [*notes]} if notes else {})
+    if second := len(corpus.rows.second):
+        notes.append(f"{counted(second, 'row')} for the second reward model alone (data.second_rm_fraction)")
     if facts.left_out:
         notes.append(f"{rows.report.summary()}: {_first(facts.left_out)}")
     if refused:
@@ -54,29 +52,13 @@ def read_corpus(recipe: Recipe, root: Path, tokenizer: DialogueTokenizer | None 
     return ReadCorpus(corpus, facts, notes)
 
 
-def divide_rows(rows: ParsedRows, recipe: Recipe) -> tuple[Corpus, dict[str, int]]:
-    """Return training and held-out rows without those that `data.drop` removes, and how many rows each reason removed.
-
-    Leaked rows are removed from the training side, so that the held-out rows stay the same and results stay comparable.
-    """
-    seed, reasons = recipe.seed, recipe.data.drop or ()
-    remaining, dropped = flaws.drop(rows, [reason for reason in reasons if reason != "leaked"])
-    train, heldout = divide(remaining.rows, row_key, seed=seed, fraction=recipe.data.heldout_fraction)
-    if "leaked" in reasons:
-        leaking = {id(row) for row in leaks(train, heldout).leaking}
-        train = [row for row in train if id(row) not in leaking]
-        dropped["leaked"] = len(leaking)
-    train, second = _without_second(train, seed, recipe.data)
-    parts = _with_validation(_shuffled_kinds(train, seed), _shuffled_kinds(heldout, seed), seed, recipe.data)
-    corpus = Corpus(replace(parts, second=_shuffled_kinds(second, seed)))
-    if reasons and not train:
-        raise UserError(f"data.drop leaves nothing to train on ({_counts(dropped)}); leave a reason out of it")
-    return corpus, dropped
-
-
-def _counts(dropped: Mapping[str, int]) -> str:
-    """Return in words how many rows each reason removed."""
-    return ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
+def divide_rows(rows: ParsedRows, recipe: Recipe) -> Corpus:
+    """Return training and held-out rows, each kind in an order of its own."""
+    seed, data = recipe.seed, recipe.data
+    train, heldout = divide(rows.rows, row_key, seed=seed, fraction=data.heldout_fraction)
+    train, second = _without_second(train, seed, data)
+    parts = _with_validation(_shuffled_kinds(train, seed), _shuffled_kinds(heldout, seed), seed, data)
+    return Corpus(replace(parts, second=_shuffled_kinds(second, seed)))
 
 
 def _first(places: Sequence[str]) -> str:
@@ -127,5 +109,4 @@ def _fingerprint(report: ReadReport, corpus: Corpus, root: Path) -> DataRead:
             *(f"{source}: {LEFT_OUT[reason]}" for reason, sources in report.left_out.items() for source in sources),
         ],
     )
-    notes = {"notes": [*report.notes]} if report.notes else {}
-    return facts.model_copy(update={**report.counts(), **notes})
+    return facts.model_copy(update=report.counts())

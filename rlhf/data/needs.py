@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.data.corpus import JUDGED, PAIRS, Corpus, Split
-from rlhf.data.formats import ParsedRows
-from rlhf.data.rows import PreferencePair
 from rlhf.data.source import read_source
-from rlhf.data.split import divide, row_key
 from rlhf.errors import UserError
 from rlhf.recipe import Recipe, StageName
-from rlhf.recipe.stages import ONLINE, PRETRAIN, RM, SECOND_RM, STAGE_TABLE
+from rlhf.recipe.stages import STAGE_TABLE
 
 
 class Need(NamedTuple):
@@ -100,7 +97,7 @@ def check_rows(recipe: Recipe, stages: Sequence[StageName]) -> None:
         return
     from rlhf.data.load import divide_rows  # imports torch
 
-    corpus, _ = divide_rows(read_source(recipe, Path()), recipe)
+    corpus = divide_rows(read_source(recipe, Path()), recipe)
     needed = needs(corpus, stages)
     unmet = [need for need in needed if not need.met]
     if not unmet:
@@ -114,35 +111,6 @@ def check_rows(recipe: Recipe, stages: Sequence[StageName]) -> None:
     raise UserError(
         f"{', '.join(recipe.data.files)}: {lacking}{others}. Nothing was started: add a file with --data{split}{stop}"
     )
-
-
-def stages_in_words(rows: ParsedRows, seed: int, fraction: float) -> str:
-    """Return which stages these rows can train and which they cannot, with the rows on each side of the split."""
-    corpus = Corpus(Split(*divide(rows.rows, row_key, seed=seed, fraction=fraction)))
-    learning = [stage for stage, row in STAGE_TABLE.items() if row.curves and row.rows != "prompts"]
-    needed = needs(corpus, [stage for stage in learning if stage != SECOND_RM])  # it divides the rows of rm
-    met, unmet = [need for need in needed if need.met], [need for need in needed if not need.met]
-    pretrained = [need for need in met if need.stage == PRETRAIN]  # the least likely use of rows with answers
-    scored = any(need.stage == RM for need in met)
-    can = ", ".join([*(str(need) for need in met if need.stage != PRETRAIN), *_sampling(corpus, scored)])
-    can = "; ".join(filter(None, [can, *(f"{need}, from scratch" for need in pretrained)]))
-    cannot = _lacking(unmet)
-    return f"these rows can train (training + held out): {can or 'nothing'}" + (f". {cannot}" if cannot else "")
-
-
-def _sampling(corpus: Corpus, scored: bool) -> list[str]:
-    """Return the stages that sample answers to these prompts, by what, and how many prompts have a right answer.
-
-    `scored`: whether the rows can train a reward model.
-    """
-    needed = needs(corpus, ONLINE)
-    if not all(need.met for need in needed):
-        return []
-    prompts = [row for row in corpus.with_prompts if not isinstance(row, PreferencePair)]
-    right = sum(row.right_answer is not None for row in prompts)
-    by = "the reward model or a reward function" if scored else "a reward function"
-    answers = f"; {right:,} of {len(prompts):,} have a right answer" if right or not scored else ""
-    return [f"{', '.join(ONLINE)} with {by} {needed[0].counts}{answers}"]
 
 
 def _lacking(unmet: Sequence[Need]) -> str:

@@ -1,19 +1,19 @@
 """Rows of data after reading: documents, examples, preference pairs, bare prompts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 MessageRole = Literal["system", "user", "assistant"]
+Columns = Mapping[str, Any]  # what stands beside the columns of a row's type, for reward functions
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a conversation. An answer that the row gives no weight is not `trained`: it is context alone."""
+    """A message of a conversation."""
 
     role: MessageRole
     content: str
-    trained: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Example:
     """A prompt and the response to imitate; `right_answer` is what rewards compare a response with, where known.
 
     `good` is the label of a response that was judged by itself (KTO), None without one. A bad one is not imitated.
+    `turns_from` is the index of the message in the prompt from which on the assistant's are imitated too.
     """
 
     prompt: tuple[Message, ...]
@@ -36,6 +37,18 @@ class Example:
     source: str
     right_answer: str | None = None
     good: bool | None = None
+    turns_from: int | None = None
+    columns: Columns = field(default_factory=dict, compare=False, repr=False)
+
+    def earlier(self) -> list["Example"]:
+        """Return the answers before the response that are imitated too, each after what was said before it."""
+        start = len(self.prompt) if self.turns_from is None else self.turns_from
+        return [
+            Example(self.prompt[:i], message.content.rstrip(), self.source)
+            for i, message in enumerate(self.prompt)
+            if i >= start and message.role == "assistant" and message.content.strip()
+            if any(said.role == "user" for said in self.prompt[:i])
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,7 @@ class PreferencePair:
     rejected: str
     source: str
     margin: float | None = None
+    columns: Columns = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,7 @@ class PromptOnly:
     prompt: tuple[Message, ...]
     source: str
     right_answer: str | None = None
+    columns: Columns = field(default_factory=dict, compare=False, repr=False)
 
 
 Row = Document | Example | PreferencePair | PromptOnly
@@ -71,10 +86,22 @@ def of_kind(rows: Iterable[Row], kind: type[RowT]) -> list[RowT]:
     return [row for row in rows if isinstance(row, kind)]
 
 
-LeftOut = Literal["prompts_differ", "identical", "empty", "untrained"]
+def responses(row: Row) -> tuple[str, ...]:
+    """Return the responses of a row: both of a pair, that of an example, () for other rows."""
+    if isinstance(row, PreferencePair):
+        return row.chosen, row.rejected
+    return (row.response,) if isinstance(row, Example) else ()
+
+
+def texts(row: Row) -> tuple[str, ...]:
+    """Return every text of a row, message by message."""
+    return (row.text,) if isinstance(row, Document) else (*(said.content for said in row.prompt), *responses(row))
+
+
+LeftOut = Literal["prompts_differ", "identical", "empty", "not_made"]
 LEFT_OUT: dict[LeftOut, str] = {  # reasons why rows are left out, in words
     "prompts_differ": "prompts differ",
     "identical": "identical answers",
     "empty": "empty answer",
-    "untrained": "no answer to train on",
+    "not_made": "no row made of it, such as a tie",
 }

@@ -1,55 +1,126 @@
-"""Rows of a data set for reading in a terminal: the prompt above, the two answers of a pair side by side."""
+"""Rows as they will be trained: the text that the model sees, with a mark at what it learns from.
 
-import difflib
+│ context, as the template writes it
+┃ what is trained: the answer, or the chosen one
+╎ the rejected answer, or one that is labelled bad
+"""
+
 import itertools
-import random
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.data.formats import ParsedRows
-from rlhf.data.quality.flaws import FLAWS
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
+from rlhf.data.tokenize import UNCUT, DialogueTokenizer, imitated
 from rlhf.data.worlds import gym
-from rlhf.terminal import prints
+from rlhf.terminal import excerpt, prints
 
 LONGEST = 4000  # characters of a text that are shown
-DIFFERENCE_STYLE = "bold"
+CONTEXT, TRAINED, REJECTED = ("│", "dim"), ("┃", "bold green"), ("╎", "red")  # marks, with styles
+Part = tuple[str, tuple[str, str]]  # text, and its mark
 
 
-def choose(rows: ParsedRows, count: int, *, seed: int | None, only: str | None = None) -> tuple[list[Row], int, int]:
-    """Return `count` rows in the order of the files, the number of rows to choose from, and that of all rows.
+def row(shown: Row, tokenizer: DialogueTokenizer | None, lengths: tuple[int, int] = (UNCUT, UNCUT)) -> RenderableType:
+    """Return a row for a rich console. `lengths`: tokens of the longest prompt and of the longest sequence.
 
-    They are the first rows, or drawn at random with a `seed`. `only`: the name of a flaw (rlhf/data/quality/flaws.py)
-    that each of them has.
+    Without a tokenizer the text is that of a plain transcript, and nothing is cut.
     """
-    candidates = [*rows.rows]
-    total = len(candidates)
-    if only:
-        flawed = {id(row) for row in FLAWS[only](candidates)}
-        candidates = [row for row in candidates if id(row) in flawed]
-    if seed is None or count >= len(candidates):
-        return candidates[:count], len(candidates), total
-    indices = random.Random(seed).sample(range(len(candidates)), count)
-    return [candidates[index] for index in sorted(indices)], len(candidates), total
+    parts, tokens = _written(shown, tokenizer, lengths) if tokenizer else (_plain(shown), "")
+    title = Text(f"{shown.source}  {_kind(shown)}{tokens}", "bold")
+    return Group(title, *itertools.chain.from_iterable(_lines(text, mark) for text, mark in parts), *_beside(shown), "")
 
 
-def render(row: Row) -> RenderableType:
-    """Return a row for a rich console of any width."""
-    parts: list[RenderableType] = [Rule(visible(row.source), align="left", style="dim")]
-    if isinstance(row, Document):
-        return Group(*parts, visible(row.text))
-    parts.append(_named_texts((message.role, visible(message.content.strip())) for message in row.prompt))
-    if isinstance(row, Example | PromptOnly):
-        texts = [("response", row.response)] if isinstance(row, Example) else []
-        if row.right_answer is not None and ("response", row.right_answer) not in texts:  # a worked answer is both
-            texts.append(("right answer", gym.right_answer(row.right_answer)))
-        return Group(*parts, _named_texts((name, visible(text)) for name, text in texts))
-    return Group(*parts, side_by_side(("chosen", "rejected"), [_marked_answers(row)]))
+def _written(shown: Row, tokenizer: DialogueTokenizer, lengths: tuple[int, int]) -> tuple[list[Part], str]:
+    """Return the text of a row's ids by what is trained, and how many tokens that is."""
+
+    def text(ids: Sequence[int]) -> str:
+        return str(tokenizer.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    if isinstance(shown, Document):
+        pieces = tokenizer.encode_texts([shown.text], lengths[1])
+        return [(text(ids), TRAINED) for ids in pieces], f", {sum(map(len, pieces)):,} tokens trained"
+    if isinstance(shown, PromptOnly):
+        (ids,), _ = tokenizer.encode_prompts([shown.prompt], lengths[0])
+        return [(text(ids), CONTEXT)], f", {len(ids):,} tokens"
+    if isinstance(shown, PreferencePair):
+        sides = [(shown.prompt, shown.chosen), (shown.prompt, shown.rejected)]
+        chosen, rejected = tokenizer.encode(sides, *lengths)[0]
+        if chosen is None or rejected is None:
+            return _plain(shown), ", left out: nothing of an answer fits"
+        parts = [(text(chosen.prompt), CONTEXT), (text(chosen.response), TRAINED), (text(rejected.response), REJECTED)]
+        return parts, f", {len(chosen.response):,} and {len(rejected.response):,} tokens trained"
+    if shown.good is None:
+        sequences = tokenizer.encode_turns([shown], *lengths)[0]
+    else:
+        sequences = [imitated(ids) for ids in tokenizer.encode([(shown.prompt, shown.response)], *lengths)[0] if ids]
+    mark = REJECTED if shown.good is False else TRAINED
+    parts = []
+    for number, sequence in enumerate(sequences, 1):
+        if sequences[1:]:
+            parts.append((f"sequence {number} of {len(sequences)}", ("", "italic")))
+        left = iter(sequence.ids)
+        for is_trained, run in itertools.groupby(sequence.imitated):
+            parts.append((text(list(itertools.islice(left, len(list(run))))), mark if is_trained else CONTEXT))
+    trained = sum(sum(sequence.imitated) for sequence in sequences)
+    return parts, f", {trained:,} of {sum(len(sequence.ids) for sequence in sequences):,} tokens trained"
+
+
+def _plain(shown: Row) -> list[Part]:
+    """Return the text of a row without a tokenizer."""
+    if isinstance(shown, Document):
+        return [(shown.text, TRAINED)]
+    earlier = {len(answer.prompt) for answer in shown.earlier()} if isinstance(shown, Example) else set()
+    parts = [
+        (f"{message.role}: {message.content}", TRAINED if index in earlier else CONTEXT)
+        for index, message in enumerate(shown.prompt)
+    ]
+    if isinstance(shown, Example):
+        parts.append((f"assistant: {shown.response}", REJECTED if shown.good is False else TRAINED))
+    if isinstance(shown, PreferencePair):
+        parts += [(f"assistant: {shown.chosen}", TRAINED), (f"assistant: {shown.rejected}", REJECTED)]
+    return parts
+
+
+def _kind(shown: Row) -> str:
+    """Return in words what a row is."""
+    match shown:
+        case Document():
+            return "text"
+        case PromptOnly():
+            return "prompt"
+        case PreferencePair():
+            return f"pair{'' if shown.margin is None else f', margin {shown.margin:g}'}"
+        case Example():
+            label = "" if shown.good is None else ", labelled good" if shown.good else ", labelled bad"
+            answers = len(shown.earlier()) + 1
+            return (f"conversation, {answers} answers" if answers > 1 else "answer") + label
+
+
+def _lines(text: str, mark: tuple[str, str]) -> Iterator[Text]:
+    """Yield the lines of a text behind its mark, with invisible characters as escapes."""
+    for line in visible(text.strip("\n")).split("\n"):
+        yield Text.assemble(f"{mark[0]} ", line, style=mark[1])
+
+
+def _beside(shown: Row) -> Iterator[Text]:
+    """Yield lines on what stands beside: the right answer, and what reward functions alone get."""
+    if isinstance(shown, Document):
+        return
+    if isinstance(shown, Example | PromptOnly) and shown.right_answer is not None:
+        yield Text(f"  answer, for rewards: {excerpt(gym.right_answer(shown.right_answer))}", "dim")
+    for name, value in shown.columns.items():
+        yield Text(f"  {name}, for reward functions alone: {excerpt(str(value))}", "dim")
+
+
+def visible(text: str) -> Text:
+    """Return a text with control and invisible characters as escapes, so that none hides or reaches the terminal."""
+    shown = Text(overflow="fold")
+    for printable, characters in itertools.groupby(text[:LONGEST], prints):
+        run = "".join(characters)
+        shown.append(run) if printable else shown.append(run.encode("unicode_escape").decode(), "reverse")
+    return shown.append(f"… ({len(text) - LONGEST:,} more characters)" if len(text) > LONGEST else "", "dim")
 
 
 def side_by_side(names: Sequence[str], rows: Iterable[Sequence[Text]]) -> Table:
@@ -60,46 +131,3 @@ def side_by_side(names: Sequence[str], rows: Iterable[Sequence[Text]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def visible(text: str) -> Text:
-    """Return the text with control and invisible characters as escapes, so that none hides or reaches the terminal."""
-    visible_text = Text(overflow="fold")
-    for printable, characters in itertools.groupby(text[:LONGEST], prints):
-        characters_text = "".join(characters)
-        visible_text.append(characters_text) if printable else visible_text.append(
-            characters_text.encode("unicode_escape").decode(), "reverse"
-        )
-    return visible_text.append_text(_omission(text))
-
-
-def _named_texts(rows: Iterable[tuple[str, Text]]) -> Table:
-    """Return a table with each text beside its name."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column(style="dim")
-    table.add_column(ratio=1, overflow="fold")
-    for name, text in rows:
-        table.add_row(name, text)
-    return table
-
-
-def _marked_answers(pair: PreferencePair) -> tuple[Text, Text]:
-    """Return both answers; words that the other one does not have at that place are bold."""
-    answers = pair.chosen, pair.rejected
-    words = [re.findall(r"\S+\s*|\s+", text[:LONGEST]) for text in answers]
-    marked = Text(overflow="fold"), Text(overflow="fold")
-    for tag, *ranges in difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
-        for side, (start, end) in enumerate((ranges[:2], ranges[2:])):
-            segment = visible("".join(words[side][start:end]))
-            if tag != "equal":
-                segment.stylize(DIFFERENCE_STYLE)
-            marked[side].append_text(segment)
-    for text, full_text in zip(marked, answers, strict=True):
-        text.append_text(_omission(full_text))
-    return marked
-
-
-def _omission(text: str) -> Text:
-    """Return a note on the characters that are not shown; empty if all are."""
-    hidden = len(text) - LONGEST
-    return Text(f"… ({hidden:,} more characters)" if hidden > 0 else "", "dim")

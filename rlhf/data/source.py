@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 from rlhf.data import formats
-from rlhf.data.prepare import Preparation
+from rlhf.data.formats import RowOptions
 from rlhf.data.worlds import additions, gym, lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
@@ -26,20 +27,7 @@ from rlhf.terminal import excerpt
 def read_from_hub(data: Data) -> formats.ParsedRows:
     """Read the pinned rows of the hub that a recipe names. Raises UserError for bad data."""
     assert data.name and data.revision
-    return formats.read_hub(
-        data.name,
-        data.revision,
-        split=data.split,
-        data_dir=data.data_dir,
-        on_bad_row=data.on_bad_row,
-        kind=data.format,
-        preparation=preparation(data),
-    )
-
-
-def preparation(data: Data) -> Preparation:
-    """Return what a recipe says about the columns of its rows."""
-    return Preparation(data.rename or {}, data.ignore or (), data.rated or "best_worst", data.rating)
+    return formats.read_hub(data.name, data.revision, RowOptions.of(data), split=data.split, data_dir=data.data_dir)
 
 
 def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
@@ -48,21 +36,19 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
     if data.source == "hub":
         return read_from_hub(data)
     if data.source == "files":
-        return formats.read(data.files, on_bad_row=data.on_bad_row, kind=data.format, preparation=preparation(data))
+        return formats.read(data.files, RowOptions.of(data))
     # Each combination of settings and generator code has a separate folder.
     if data.source == "lengths":
         assert data.lengths
         options = {"seed": recipe.seed, "longest": recipe.longest(), **data.lengths.model_dump()}
         target = _generated_folder(folder, "lengths", options, lengths)
         files = _generate_once(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **options))
-        return formats.read(files, on_bad_row="stop")
+        return _made(files)
     if data.source == "sums":
         assert data.sums
         options = {"seed": recipe.seed, **data.sums.model_dump()}
         target = _generated_folder(folder, "sums", options, sums)
-        return formats.read(
-            _generate_once(target, sums.FILES, lambda: sums.write(target, **options)), on_bad_row="stop"
-        )
+        return _made(_generate_once(target, sums.FILES, lambda: sums.write(target, **options)))
     if data.source == "additions":
         assert data.additions
         options = {"seed": recipe.seed, **data.additions.model_dump()}
@@ -70,7 +56,7 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
         files = _generate_once(
             target, additions.files(data.additions.demonstrations), lambda: additions.write(target, **options)
         )
-        return formats.read(files, on_bad_row="stop")
+        return _made(files)
     if data.source == "reasoning_gym":
         assert data.reasoning_gym
         return read_tasks(data.reasoning_gym, recipe.seed, folder)
@@ -83,7 +69,7 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
     }
     target = _generated_folder(folder, "toy", options, toy, toy_texts)
     files = _generate_once(target, toy.files(data.toy.demonstrations), lambda: toy.write(target, **options))
-    return formats.read(files, on_bad_row="stop")
+    return _made(files)
 
 
 def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool = True) -> formats.ParsedRows:
@@ -111,7 +97,13 @@ def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool =
             )
 
     files = _generate_once(target, gym.FILES, write)
-    return formats.read(files, on_bad_row="stop")
+    return _made(files)
+
+
+def _made(files: Sequence[Path]) -> formats.ParsedRows:
+    """Read files that were generated. Nothing is to be said of them."""
+    rows = formats.read(files)
+    return replace(rows, report=replace(rows.report, notes=()))
 
 
 def _made_apart(folder: str, options: Mapping[str, object]) -> int:

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlhf.data import chat_template, rendering
-from rlhf.data.rows import Message
+from rlhf.data import chat_template
+from rlhf.data.rows import Example, Message
 from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
 from rlhf.errors import UserError
 from rlhf.recipe.choices import Template
@@ -32,6 +32,10 @@ PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 # training ids.
 PLAIN_CHAT_TEMPLATE = "{{ (bos_token or '') + GAP }}{% for m in messages %}{{ m.content + '\\n' }}{% endfor %}"
 TURNS = ("\n\nHuman:", "\n\nAssistant:")
+THINK = ("<think>", "</think>")  # the marks of reasoning, which are text
+
+
+UNCUT = 10**9  # tokens
 
 
 class Encoded(NamedTuple):
@@ -39,6 +43,18 @@ class Encoded(NamedTuple):
 
     prompt: list[int]
     response: list[int]
+
+    @property
+    def ids(self) -> list[int]:
+        """Return all ids."""
+        return self.prompt + self.response
+
+
+class Imitated(NamedTuple):
+    """The token ids of a conversation, and for each whether it is imitated."""
+
+    ids: list[int]
+    imitated: list[bool]
 
 
 class SpecialIds(Protocol):
@@ -89,33 +105,25 @@ class DialogueTokenizer:
         They are the special ones, and of the others that were added to the vocabulary those that the chat template
         writes and those that look like a mark (`<|x|>`). A word or white space, which texts hold, is none.
         """
-        chat = self.template == "chat"
-        written = f"{self.hf.chat_template}\n{chat_template.written(self.prompt_text)}" if chat else ""
+        written = f"{self.hf.chat_template}\n{chat_template.written(self.prompt_text)}" if self._is_chat else ""
         added = [
             token.content
             for token in self.hf.added_tokens_decoder.values()
             if token.special or chat_template.is_mark(token.content, written)
         ]
         tokens = dict.fromkeys([*self.hf.all_special_tokens, *added])
-        reasoning = {*rendering.THINK.marks, *self.reasoning.marks}
-        return [token for token in tokens if token and token not in reasoning]
-
-    @cached_property
-    def reasoning(self) -> rendering.Reasoning:
-        """The marks between which the template has a model reason."""
-        if self.template != "chat":
-            return rendering.THINK
-        added = (token.content for token in self.hf.added_tokens_decoder.values())
-        known = " ".join([str(self.hf.chat_template), *added])
-        return rendering.reasoning_of(self.prompt_text, lambda said: chat_text(self.hf, said), known)
+        return [token for token in tokens if token and token not in THINK]
 
     @cached_property
     def turn_marks(self) -> re.Pattern[str]:
         """Find the plain text by which the template marks turns; `plain` marks none."""
-        if self.template == "chat":
-            known = [*self.control_tokens, *rendering.THINK.marks, *self.reasoning.marks]
-            return chat_template.turn_marks(self.prompt_text, known)
+        if self._is_chat:
+            return chat_template.turn_marks(self.prompt_text, [*self.control_tokens, *THINK])
         return re.compile("|".join(TURNS) if self.template == "hh" else r"(?!)")
+
+    @property
+    def _is_chat(self) -> bool:
+        return self.template == "chat"
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """Return the prompt as the template writes it, up to where the response begins."""
@@ -160,11 +168,31 @@ class DialogueTokenizer:
         Where tokens merge across that border, prompt and response are encoded apart.
         """
         texts = [self.prompt_text(prompt) for prompt, _ in rows]
-        answers = []
-        for (prompt, response), text in zip(rows, texts, strict=True):
-            answer = self.answer_text(prompt, response, text)
-            answers.append(response if answer is None else answer)
+        answers = [self.answer_text(response, text) for (_, response), text in zip(rows, texts, strict=True)]
         return self._encode(texts, answers, max_prompt_length, max_length, max_response_length)
+
+    def encode_turns(
+        self, rows: Sequence[Example], max_prompt_length: int, max_length: int
+    ) -> tuple[list[Imitated], Counter[str]]:
+        """Return the ids of the answers that rows have a model imitate, and counts as `encode` gives them.
+
+        Each answer follows what was said before it, as the template writes that when the answer is due. Where this is
+        the beginning of a later answer's ids, and all of those fit, it is imitated there; elsewhere it has a sequence
+        of its own. An earlier answer that is a row's response is left to that row.
+        """
+        own = {(row.prompt, row.response) for row in rows}  # which stand in the file by themselves
+        turns = [[*(a for a in row.earlier() if (a.prompt, a.response) not in own), row] for row in rows]
+        several = [(a.prompt, a.response) for conversation in turns if conversation[1:] for a in conversation]
+        uncut = iter(self.encode(several, UNCUT, UNCUT)[0])
+        planned: list[Imitated | Example] = []
+        for conversation in turns:
+            apart = not conversation[1:]
+            planned += conversation if apart else _joined([(a, next(uncut)) for a in conversation], max_length)
+        alone = [(answer.prompt, answer.response) for answer in planned if isinstance(answer, Example)]
+        encoded, counts = self.encode(alone, max_prompt_length, max_length)
+        cut = iter(encoded)
+        sequences = ((next(cut) if isinstance(item, Example) else item) for item in planned)
+        return [imitated(item) if isinstance(item, Encoded) else item for item in sequences if item], counts
 
     def encode_written(
         self, rows: Sequence[tuple[str, str]], max_prompt_length: int, max_length: int
@@ -245,20 +273,34 @@ class DialogueTokenizer:
                 return True
         return False
 
-    def answer_text(self, messages: Sequence[Message], response: str, prompt: str) -> str | None:
-        """Return the text of a response as it follows `prompt`, the text of the messages, without EOS.
+    def answer_text(self, response: str, prompt: str) -> str:
+        """Return the text of a response as it follows `prompt`, as the template writes it, without EOS.
 
-        Returns None where the chat template does not continue the prompt with it.
+        Where the template opens reasoning, the response goes on inside of it.
         """
-        if self.template == "hh":
-            return f" {response}"
-        if self.template == "plain":
-            return response
+        if not self._is_chat:
+            return f" {response}" if self.template == "hh" else response
+        before, after = self._around_answers
+        response = response.strip()
+        _, mark, gap = prompt.rpartition(THINK[0])
+        if mark and not gap.strip():  # the prompt ends where reasoning begins
+            if THINK[1] not in response:  # an answer without reasoning
+                response = f"{'' if gap else chr(10)}\n{THINK[1]}\n\n{response}"
+            return response.removeprefix(THINK[0] + gap).removeprefix(THINK[0]) + after
+        if THINK[0] in response:  # its own reasoning stands in place of the template's empty one
+            before = before.partition(THINK[0])[0]
+        return f"{before}{response}{after}"
 
-        def render(answer: str) -> str:
-            return chat_text(self.hf, (*messages, Message("assistant", answer)))
-
-        return rendering.answer_text(prompt, response, render, str(self.hf.eos_token), self.reasoning)
+    @cached_property
+    def _around_answers(self) -> tuple[str, str]:
+        """What the chat template writes between a prompt and its answer, and between the answer and EOS."""
+        asked, answer = chat_template.EXCHANGE[:1], Message("assistant", chat_template.WORD)
+        prompt, whole = self.prompt_text(asked), chat_text(self.hf, (*asked, answer))
+        before, word, after = whole[len(prompt) :].partition(chat_template.WORD)
+        if not whole.startswith(prompt) or not word:
+            return "", ""  # it writes what was said in another way than what is to be said
+        after = after.rpartition(chat_template.WORD)[2]  # it may repeat the answer
+        return before, after.partition(str(self.hf.eos_token))[0].rstrip()
 
     def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/plan/rehearsal/seams.py replaces it
         """Return the ids of each text, with `bos` after a BOS where the tokenizer has one."""
@@ -277,6 +319,26 @@ class DialogueTokenizer:
         if ids[0] == self.hf.bos_token_id:
             return [ids[0], *ids[len(ids) - length + 1 :]]
         return ids[-length:]
+
+
+def _joined(answers: list[tuple[Example, Encoded | None]], max_length: int) -> list[Imitated | Example]:
+    """Return the answers of a conversation, those together whose ids are the beginning of a later one's that fit."""
+    found: list[Imitated | Example] = []
+    while answers:
+        *answers, (answer, whole) = answers
+        fits = whole is not None and len(whole.ids) <= max_length
+        within = [ids for _, ids in answers if fits and whole and ids and whole.ids[: len(ids.ids)] == ids.ids]
+        found.append(imitated(whole, *within) if whole and within else answer)
+        answers = [pair for pair in answers if pair[1] not in within]
+    return found[::-1]
+
+
+def imitated(whole: Encoded, *within: Encoded) -> Imitated:
+    """Return the ids of a prompt with its response, marked at the response and at those that stand in the prompt."""
+    marks = [False] * len(whole.ids)
+    for prompt, response in (whole, *within):
+        marks[len(prompt) : len(prompt) + len(response)] = [True] * len(response)
+    return Imitated(whole.ids, marks)
 
 
 def _check_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:

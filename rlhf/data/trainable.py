@@ -1,18 +1,13 @@
 """Which rows the tokenizer's template can write as they are, so that what is trained is what the row says."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from transformers import AutoTokenizer
-
-from rlhf.data.chat_template import check
-from rlhf.data.formats import RECIPE_ADVICE, ParsedRows
+from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
-from rlhf.data.tokenize import DialogueTokenizer, chat_text, needed_pad_token, turn_end
+from rlhf.data.tokenize import THINK, DialogueTokenizer
 from rlhf.data.transcripts import unix
 from rlhf.errors import UserError
 from rlhf.recipe.choices import OnBadRow
-from rlhf.run.reader import reading
 from rlhf.terminal import counted
 
 
@@ -20,7 +15,7 @@ def why_not(tokenizer: DialogueTokenizer, prompt: Sequence[Message], response: s
     """Return why a conversation cannot be trained on as written, or None. Without a response the prompt alone counts.
 
     Text must not spell control tokens or marks of turns, which would end or begin turns that nobody took; the template
-    must accept the conversation, write every message of the prompt, and continue the prompt with the response.
+    must accept the conversation and write every message of the prompt; reasoning must be closed as it was opened.
     """
     said = [message.content for message in prompt]
     for text in said if response is None else [*said, response]:
@@ -28,24 +23,24 @@ def why_not(tokenizer: DialogueTokenizer, prompt: Sequence[Message], response: s
             return reason
     try:
         text = tokenizer.prompt_text(prompt)
-        answer = None if response is None else tokenizer.answer_text(prompt, response, text)
     except (UserError, ValueError) as error:
         return str(error)
-    if (lost := _lost_message(tokenizer, prompt, text)) is not None:
+    if (lost := _lost_message(prompt, text)) is not None:
         return f"the chat template leaves out or alters message {lost + 1} ({prompt[lost].role})"
-    if response is None:
-        return None
-    reasoning = tokenizer.reasoning
-    if reasoning.closes(text) and reasoning.opened in response:
-        return "the response has reasoning, which the chat template closes before it"
-    if reasoning.opens(text) and reasoning.closed is None:
-        return f"the chat template opens reasoning with {reasoning.opened}, and nothing says what closes it"
-    if reasoning.opens(text) and reasoning.is_ambiguous(response):
-        return (
-            "the chat template opens reasoning, and it is unclear where the response closes it: begin it "
-            f"with {reasoning.opened}, or have {reasoning.closed} once, on a line of its own"
-        )
-    return "the chat template does not continue the prompt with the response" if answer is None else None
+    return None if response is None else _unclear_reasoning(text.rstrip(), response)
+
+
+def _unclear_reasoning(prompt: str, response: str) -> str | None:
+    """Return what is wrong with the marks of reasoning in a response to a prompt as the template writes it."""
+    opened, closed = THINK
+    if prompt.endswith(closed):
+        return "the response has reasoning, which the chat template closes before it" if opened in response else None
+    begun, reasons = prompt.endswith(opened), response.lstrip().startswith(opened)
+    rest = response.lstrip().removeprefix(opened)
+    if (reasons or (begun and (opened in rest or closed in rest))) and (opened in rest or rest.count(closed) != 1):
+        where = "the chat template" if begun else "the response"
+        return f"{where} opens reasoning with {opened}, so the response must close it once, with {closed}"
+    return None
 
 
 def refusals(tokenizer: DialogueTokenizer, rows: Sequence[Row]) -> list[tuple[Row, str]]:
@@ -65,21 +60,9 @@ def trainable(rows: ParsedRows, tokenizer: DialogueTokenizer, on_bad_row: OnBadR
     places = [f"{row.source}: {reason}" for row, reason in refused]
     if on_bad_row == "stop":
         others = f", and {counted(len(places) - 1, 'other row')} like it" if places[1:] else ""
-        raise UserError(f"{places[0]}; it cannot be trained as written{others}. {RECIPE_ADVICE.skip}")
+        way_out = "repair it, or leave such rows out: --set data.on_bad_row=skip"
+        raise UserError(f"{places[0]}; it cannot be trained as written{others} ({way_out})")
     return rows.without(row for row, _ in refused), places
-
-
-def tokenizer_of_folder(folder: str | Path) -> DialogueTokenizer:
-    """Return a folder's tokenizer with its own chat template, or `hh` without one, and tokens that suit it.
-
-    Raises UserError where a recipe would have to say more, and for what `DialogueTokenizer` refuses.
-    """
-    with reading(Path(folder)):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    if tokenizer.chat_template:
-        check(lambda messages: chat_text(tokenizer, messages))
-        tokenizer.eos_token = turn_end(tokenizer) or tokenizer.eos_token
-    return DialogueTokenizer(tokenizer, "chat" if tokenizer.chat_template else "hh", needed_pad_token(tokenizer))
 
 
 def _why_not_row(tokenizer: DialogueTokenizer, row: Row) -> str | None:
@@ -108,7 +91,7 @@ def _spelled_token(tokenizer: DialogueTokenizer, text: str) -> str | None:
     return f"a text spells the control token {min(tokens, key=text.index)!r}" if tokens else None
 
 
-def _lost_message(tokenizer: DialogueTokenizer, prompt: Sequence[Message], text: str) -> int | None:
+def _lost_message(prompt: Sequence[Message], text: str) -> int | None:
     """Return the index of the first message of a prompt that its text lacks; None if it has all, in their order.
 
     White space at the ends may go, and so may the reasoning with which earlier answers begin: templates remove it by
@@ -117,8 +100,8 @@ def _lost_message(tokenizer: DialogueTokenizer, prompt: Sequence[Message], text:
     position = 0
     for index, message in enumerate(prompt):
         content = message.content.strip()
-        if message.role == "assistant":
-            content = tokenizer.reasoning.without(content)
+        if message.role == "assistant" and content.startswith(THINK[0]):
+            content = content.partition(THINK[1])[2].strip()
         found = text.find(content, position)
         if found < 0:
             return index

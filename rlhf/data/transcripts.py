@@ -24,23 +24,6 @@ def parse_hh(text: str) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def begins_with_turn(text: str) -> bool:
-    """Return whether a text begins as transcripts of HH do: with an empty line and the user's mark."""
-    return unix(text).startswith("\n\nHuman:")
-
-
-def is_transcript(prompt: str) -> bool:
-    """Return whether a prompt has the shape of a transcript: from a mark of the user's to where the assistant answers.
-
-    No text of the assistant's stands last. A text that merely begins with `Human:`, or quotes turns, has another shape.
-    """
-    text = unix(prompt)
-    begins = text.lstrip().startswith("Human:")
-    if text.rstrip().endswith("\n\nAssistant:"):
-        return begins or "\n\nHuman:" in text
-    return begins and (begins_with_turn(text) or "\n\nAssistant:" in text) and parse_hh(text)[-1].role == "user"
-
-
 def unix(text: str) -> str:
     """Return a text whose line ends are those of Unix."""
     return text if text.isascii() and "\r" not in text else _LINE_END.sub("\n", text)

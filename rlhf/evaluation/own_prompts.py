@@ -36,7 +36,7 @@ def read(file: Path) -> OwnPrompts:
         found = [parse_prompt(line, source) for source, line in raw.lines(file)]
     else:
         try:
-            data = formats.read([file], advice=formats.CHECK_ADVICE)
+            data = formats.read([file])
         except UserError as error:
             raise UserError(f"{error}; of a .txt file each line is a prompt") from None
         found = [row.prompt for row in data.rows if not isinstance(row, Document)]

@@ -48,7 +48,7 @@ def _items(file: Path) -> Iterator[Item]:
     if first is not None and _answers(first[1]):
         yield from (_item(source, row) for source, row in itertools.chain([first], rows))
         return
-    data = formats.read([file], advice=formats.CHECK_ADVICE)
+    data = formats.read([file])
     for note in data.report.notes:
         say(note)
     if not data.pairs and not data.examples:

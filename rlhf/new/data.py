@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlhf.data import formats
 from rlhf.data.corpus import JUDGED
 from rlhf.data.formats import ParsedRows
-from rlhf.data.prepare import recipe_keys
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.data.source import read_tasks
 from rlhf.errors import OptionError, UserError, no_such
@@ -19,6 +18,7 @@ from rlhf.plan.own_rows import SAMPLE, UNCUT
 from rlhf.recipe.schema_data import ReasoningGym
 from rlhf.recipe.schema_online import MODEL_REWARD
 from rlhf.recipe.stages import GRPO, ONLINE, SFT, STAGE_TABLE
+from rlhf.recipe.strict import with_overrides
 from rlhf.run.packages import package_version
 from rlhf.stages.online.rewards import RewardFunction, find
 
@@ -93,11 +93,11 @@ DATA_SETS = {
 
 def check_files(options: NewOptions) -> None:
     """Raise OptionError for --data beside a task, or a name that is neither a file nor, alone, that of a pinned set."""
-    names, keys = options.data, recipe_keys(options.preparation)
+    names = options.data
     if options.task and names:
         raise OptionError("--task makes the data itself: give --task or --data, not both")
-    if keys and (not names or names[0] in DATA_SETS):
-        raise OptionError(f"--{next(iter(keys))} is about the columns of files: name them with --data")
+    if options.changes and (not names or names[0] in DATA_SETS):
+        raise OptionError(f"--set {next(iter(options.changes))} is about the rows of files: name them with --data")
     if len(names) == 1 and names[0] in DATA_SETS:
         return
     for file in names:
@@ -121,8 +121,7 @@ def check_data(options: NewOptions) -> ParsedRows | None:
             raise OptionError(f"--reward {comparing[0].name} needs right answers: name a file of them with --data")
         return None
     files = [str(Path(file).resolve()) for file in options.data]
-    prepared = options.preparation
-    rows = formats.read([*files], on_bad_row="skip", advice=formats.CHECK_ADVICE, preparation=prepared)
+    rows = formats.read([*files], formats.RowOptions.of_changes(files, dict(options.changes), "skip"))
     _check_rows(options, f"--data {options.data[0]}", rows)
     return rows
 
@@ -143,7 +142,9 @@ def read_data(
     if rows is None:
         return DATA_SETS[names[0]]
     own = _own_data(rows, tuple(str(Path(file).resolve()) for file in names), tokenizer)
-    return own._replace(columns=recipe_keys(options.preparation))
+    columns = with_overrides({"data": {}}, options.changes)["data"]
+    assert isinstance(columns, dict)
+    return own._replace(columns=columns)
 
 
 def _own_data(rows: ParsedRows, files: tuple[str, ...], tokenizer: "DialogueTokenizer") -> OwnData:

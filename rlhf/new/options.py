@@ -1,9 +1,10 @@
 """The options of `rlhf new`, and the card or processor that one of them names."""
 
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, get_args
 
 from peakmem import cards
-from rlhf.data.prepare import Preparation
 from rlhf.plan.fit import USABLE
 from rlhf.recipe import TrainingName
 from rlhf.recipe.schema_online import MODEL_REWARD
@@ -63,7 +64,7 @@ class NewOptions(NamedTuple):
     start: PolicyStart | None = None  # where policies start; None: at the base if there are `rewards`, else at SFT
     task: str | None = None  # of reasoning-gym, instead of `data`
     minutes: float | None = None  # that training may take, as projected; None: FIRST_MINUTES on a CPU, else no limit
-    preparation: Preparation = Preparation()  # of the columns of `data`
+    changes: Mapping[str, Any] = MappingProxyType({})  # keys of the section `data` about the rows of `data`
 
     @property
     def policy_start(self) -> PolicyStart:

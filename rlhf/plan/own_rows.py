@@ -65,7 +65,7 @@ def read_rows(recipe: Recipe, stages: Iterable[StageName]) -> OwnRows | None:
     tokenizer = tokenizer_at_hand(recipe)
     if tokenizer is not None:
         rows, _ = trainable(rows, tokenizer, recipe.data.on_bad_row)
-    corpus, _ = divide_rows(rows, recipe)
+    corpus = divide_rows(rows, recipe)
     training = [stage for stage in TRAINING_STAGES if stage in set(stages)]
     unmet = {need.stage: need for need in needs(corpus, training) if not need.met}
     lacking = {stage: f"needed are {unmet[stage].lack}{unmet[stage].advice}" for stage in training if stage in unmet}

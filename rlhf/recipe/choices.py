@@ -9,8 +9,20 @@ KeptWeights = Literal["last", "best"]  # of the last step, or of the best checkp
 Trunk = Literal["library", "lean"]  # whose layers compute forward and backward passes
 CriticKind = Literal["head", "adapter"]  # a head on the policy's trunk, or a separate adapter
 Template = Literal["hh", "plain", "chat"]  # of dialogues: docs/data.md
-RowKind = Literal["text", "hh", "instruction", "preference", "completion", "labelled", "question", "messages", "prompt"]
-DataFormat = Literal["auto", RowKind]
+RowType = Literal["text", "messages", "prompt_only", "prompt_completion", "unpaired_preference", "preference"]  # TRL's
+RowSet = Literal[  # public sets and exports by their documented columns
+    "hh",
+    "alpaca",
+    "sharegpt",
+    "gsm8k",
+    "ultrafeedback",
+    "distilabel",
+    "argilla",
+    "helpsteer3",
+    "arena",
+    "openorca",
+]
+Turns = Literal["all", "last"]  # answers of a conversation that are imitated
 OnBadRow = Literal["stop", "skip"]
 RatedPairs = Literal["best_worst", "all"]  # pairs of a prompt's rated answers
 LengthsShape = Literal["hh", "longest"]  # as long as dialogues of HH-RLHF, or as every stage admits

@@ -22,6 +22,11 @@ MOVED: dict[str, str | None] = {
         for stage in ("ppo", "rloo", "grpo")
         for key in ("combine_scores", "variance_coef", "old_logprobs", "reward_retries")
     },
+    "data.rename": "data.columns",  # which is the other way round: name of the type -> name in the file
+    "data.rated": None,
+    "data.rating": None,
+    "data.drop": None,
+    "sft.train_on": "data.turns",
     "lora.layers": None,
     "evaluate.unrelated": None,
     "hardware.update_graphs": None,

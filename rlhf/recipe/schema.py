@@ -136,8 +136,6 @@ class Dialogues(Optimization):
 class Sft(Dialogues):
     """Supervised fine-tuning on demonstrations or chosen answers."""
 
-    train_on: Literal["last", "all"] = "last"  # the answer of a row, or every answer of its conversation
-
 
 class Rm(Dialogues):
     """The reward model."""

@@ -1,12 +1,12 @@
-"""The keys of a recipe about its data: the source, the toy worlds, the held-out part and the rows to leave out."""
+"""The keys of a recipe about its data: the source, the toy worlds, what its rows are, and the held-out part."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from rlhf.recipe.bounds import MadeRows, MadeRowsOrZero, Name
-from rlhf.recipe.choices import DataFormat, LengthsShape, OnBadRow, RatedPairs
+from rlhf.recipe.choices import LengthsShape, OnBadRow, RowSet, RowType, Turns
 from rlhf.recipe.names import is_commit
 from rlhf.recipe.strict import AsTuple, Section
 
@@ -72,34 +72,13 @@ class Lengths(Section):
     shape: LengthsShape
 
 
-# Flaws of rows that `rlhf data check` counts under these names and that data.drop can leave out.
-Flaw = Literal[
-    "near_identical",
-    "contradictory",
-    "tied",
-    "inverted",
-    "duplicates",
-    "further_answers",
-    "one_word",
-    "repeats_prompt",
-    "unfinished",
-    "other_script",
-    "templated",
-    "replaced",
-    "mojibake",
-    "control",
-    "invisible",
-    "html",
-    "leaked",
-]
-
-
 HUB_KEYS = ("name", "revision", "data_dir", "split")  # of a set of the hub
-ROW_KEYS = ("rename", "ignore", "rated", "rating")  # about the columns of the rows that a recipe names
+ROW_KEYS = ("columns", "labels", "ignore")  # about the columns of the rows that a recipe names
+FORMATS = ("auto", *get_args(RowType), *get_args(RowSet))
 
 
 class Data(Section):
-    """The data: its source, its format, its held-out part and the flawed rows to leave out."""
+    """The data: its source, what its rows are, and its held-out part."""
 
     source: Literal["toy", "sums", "additions", "reasoning_gym", "files", "hub", "lengths"]
     files: Annotated[tuple[Name, ...], AsTuple] = ()
@@ -107,11 +86,11 @@ class Data(Section):
     revision: Name | None = None
     data_dir: Name | None = None
     split: Name | None = None  # of the hub's set; null: train
-    format: DataFormat = "auto"
-    rename: dict[Name, Name] | None = None  # columns of the rows: {old: new}
+    format: Name = "auto"  # a type of TRL's, a set's name, or module:function of one's own; auto: by the columns
+    columns: dict[Name, Name] | None = None  # where the columns of the type are: {prompt: instruction}
+    labels: dict[Name, bool] | None = None  # words under `label`: {thumbs_up: true, thumbs_down: false}
     ignore: Annotated[tuple[Name, ...] | None, AsTuple] = None  # columns and fields of messages that no answer needs
-    rated: RatedPairs | None = None  # pairs of a prompt's rated answers; null: best_worst, one pair for a prompt
-    rating: Name | None = None  # which number rates an answer; + or - before it: whether more or less of it is better
+    turns: Turns = "all"  # of a conversation: every answer is imitated, or the last one
     on_bad_row: OnBadRow
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)]
     # Share of all conversations that only choose checkpoints. They are held out; results are reported on the other
@@ -119,7 +98,6 @@ class Data(Section):
     validation_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
     # Share of the training conversations that only the second reward model learns from. null: there is none.
     second_rm_fraction: Annotated[float | None, Field(gt=0, lt=1)] = None
-    drop: Annotated[tuple[Flaw, ...] | None, AsTuple] = None  # rows to leave out: docs/data.md; null: none
     toy: Toy | None = None
     sums: Sums | None = None
     additions: Additions | None = None
@@ -168,13 +146,12 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
-        """Raise ValueError for keys about columns beside made rows, and for columns of one new name."""
+        """Raise ValueError for keys about columns beside made rows, and for a format that is none."""
         unread = [key for key in ROW_KEYS if getattr(self, key) is not None and self.source not in ("files", "hub")]
         if unread:
             raise ValueError(f"{unread[0]} is set, but source is {self.source}, which makes its own rows; remove it")
-        new = [*(self.rename or {}).values()]
-        if len({*new}) < len(new):
-            raise ValueError("rename gives two columns the same name; give each another name")
+        if self.format not in FORMATS and not re.fullmatch(r"[\w.]+:\w+", self.format):
+            raise ValueError(f"format: {self.format!r} is none of {', '.join(FORMATS)}, nor module:function of yours")
         return self
 
     def own_keys(self) -> list[str]:

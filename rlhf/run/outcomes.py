@@ -134,31 +134,6 @@ class Details(Record):
     heldout_pairs: list[HeldoutPair] = Field(default_factory=list)
 
 
-class QualityLine(Record):
-    """One check of the data: its outcome and a hint."""
-
-    severity: str
-    name: str
-    value: object
-    hint: str
-
-
-class LengthCounts(Record):
-    """A histogram of lengths: counts up to each limit."""
-
-    upto: list[Number]
-    counts: list[Amount]
-
-
-class Quality(Record):
-    """The content of data/quality.json, the check of the data that a report has made."""
-
-    made_from: dict[str, object]
-    unit: str
-    table: list[QualityLine]
-    lengths: dict[str, LengthCounts]
-
-
 class Packages(Record):
     """The packages that a record of seeds names."""
 

@@ -132,10 +132,9 @@ class DataRead(Record):
     identical: Count = 0
     empty: Count = 0
     template: Count = 0  # rows that the tokenizer's template cannot write as they are
-    untrained: Count = 0
+    not_made: Count = 0  # rows of which data.format made none
     left_out: list[str] = []  # rows, each with the reason
-    notes: list[str] = []  # columns that were not used, and pairs that were made of rated answers
-    dropped: dict[str, Count] = {}  # rows that `data.drop` left out, by reason
+    notes: list[str] = []  # what the rows were taken for, columns beside, what is odd
 
 
 class HardwareSettings(Record):
@@ -154,10 +153,8 @@ class DataSettings(Record):
     revision: str | None = None
     data_dir: str | None = None
     split: str | None = None
-    rename: dict[str, str] | None = None
+    columns: dict[str, str] | None = None
     ignore: list[str] | None = None
-    rated: str | None = None
-    rating: str | None = None
 
 
 class TokenizerSettings(Record):

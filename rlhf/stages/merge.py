@@ -1,13 +1,12 @@
 """Merging of an adapter into its base: a plain checkpoint that transformers loads without peft."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.corpus import Corpus
-from rlhf.data.modelfile import MODELFILE, modelfile
 from rlhf.data.pairs import encode_pairs
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer
@@ -123,21 +122,9 @@ def _save(run: StageRun, merged: PreTrainedModel, tokenizer: DialogueTokenizer) 
     share_weights(folder / "config.json")
     if not tokenizer.write_chat_template():
         say("merge: a chat interface will give prompts other tokens than training did")
-    elif merged.can_generate():
-        _write_modelfile(run, tokenizer, sampling)
-    elif not _end_answers(tokenizer):
+    elif not merged.can_generate() and not _end_answers(tokenizer):
         say("merge: the chat template does not end an answer as training did: score ids that end with EOS")
     tokenizer.hf.save_pretrained(folder)
-
-
-def _write_modelfile(run: StageRun, tokenizer: DialogueTokenizer, sampling: Mapping[str, float]) -> None:
-    """Write what Ollama needs beside a GGUF file of the merged model; say why where its template cannot be followed."""
-    try:
-        text = modelfile(tokenizer, sampling)
-    except UserError as error:
-        say(f"merge: no Modelfile for Ollama: {error}")
-        return
-    (run.path / MODELFILE).write_text(text, encoding="utf-8")
 
 
 def _end_answers(tokenizer: DialogueTokenizer) -> bool:

@@ -11,9 +11,8 @@ from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTConfig, SFTTrainer
 
 from rlhf.data.corpus import Corpus, Prompt, Split
-from rlhf.data.normal import says_something
 from rlhf.data.rows import Example
-from rlhf.data.tokenize import DialogueTokenizer, Encoded
+from rlhf.data.tokenize import DialogueTokenizer, Encoded, Imitated, imitated
 from rlhf.errors import UserError
 from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
 from rlhf.evaluation.policies import PolicySamples, heldout_sampling
@@ -31,13 +30,14 @@ from rlhf.stages.result import Result
 from rlhf.stages.supervised.forward import IGNORED
 from rlhf.stages.supervised.step_means import ROWS, StepMeans
 from rlhf.stages.supervised.training import arguments, best_step_metric, rows_to_dataset, train
+from rlhf.terminal import say
 from rlhf.terminal.progress import working
 
 
 class _Rows(NamedTuple):
     """The demonstrations as token ids, without rows whose whole response would be cut off."""
 
-    training: list[Encoded]
+    training: list[Imitated]
     cuts: dict[str, int]  # counts of what was cut from the training rows
     validation: list[Encoded]  # none without `eval_steps`
     heldout: list[ScoredText]
@@ -71,11 +71,11 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         model=model,
         args=arguments(SFTConfig, run, options, max_length=None),
         train_dataset=rows_to_dataset([_row(row) for row in rows.training]),
-        eval_dataset=rows_to_dataset([_row(row) for row in rows.validation]) if rows.validation else None,
+        eval_dataset=rows_to_dataset([_row(imitated(row)) for row in rows.validation]) if rows.validation else None,
         processing_class=tokenizer.hf,
         perplexity=lambda: perplexity_of(scored_texts(rows.validation)),
     )
-    weights = train(trainer, run, telemetry, [len(row.prompt) + len(row.response) for row in rows.training])
+    weights = train(trainer, run, telemetry, [len(row.ids) for row in rows.training])
     save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
     perplexity_after, answers_after = measure()
 
@@ -116,34 +116,19 @@ def _encoded_rows(run: StageRun, tokenizer: DialogueTokenizer, demonstrations: S
     """Encode the demonstrations, and note in the manifest what was cut."""
     options = run.loaded.recipe.options(Sft)
     examples = demonstrations.train[: options.max_samples]
-    if options.train_on == "all":
-        examples = every_answer(examples)
-    training, cuts = _encode(tokenizer, examples, options)
+    training, cut = tokenizer.encode_turns(examples, options.max_prompt_length, options.max_length)
+    _require(training)
+    cuts = dict(cut)
+    if run.is_main:
+        answers = sum(1 + len(row.earlier()) for row in examples)
+        tokens = sum(sum(row.imitated) for row in training)
+        say(f"sft: {tokens:,} tokens of {answers:,} answers are trained, and {cut['dropped']:,} answers left out")
     heldout, heldout_cuts = _encode(tokenizer, demonstrations.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
     validation: list[Encoded] = []
     if options.eval_steps:
         validation, _ = _encode(tokenizer, demonstrations.validation[: options.max_eval_samples], options)
     return _Rows(training, cuts, validation, scored_texts(heldout))
-
-
-def every_answer(rows: Sequence[Example]) -> list[Example]:
-    """Return the rows, and before each one a row for every earlier answer of its conversation.
-
-    Each earlier answer has the conversation before it as its prompt, as the chat template writes it when the answer is
-    due. One that nothing was asked before is none, and neither is one without text. One that is the answer of a row by
-    itself is left to that row, so that a file with a row for each answer of a conversation gives each the same weight.
-    """
-    own = {(row.prompt, row.response) for row in rows}
-    found = []
-    for row in rows:
-        for i, message in enumerate(row.prompt):
-            prompt, answer = row.prompt[:i], message.content.rstrip()
-            asked = any(turn.role == "user" for turn in prompt)
-            if message.role == "assistant" and message.trained and asked and says_something(answer):
-                found += [Example(prompt, answer, row.source)] if (prompt, answer) not in own else []
-        found.append(row)
-    return found
 
 
 def _answers(model: PeftModel, tokenizer: DialogueTokenizer, prompts: list[Prompt], run: StageRun) -> list[str]:
@@ -161,11 +146,15 @@ def _encode(tokenizer: DialogueTokenizer, rows: list[Example], options: Sft) -> 
     texts = [(row.prompt, row.response) for row in rows]
     encoded, counts = tokenizer.encode(texts, options.max_prompt_length, options.max_length)
     complete = [row for row in encoded if row]
-    if not complete:
-        raise UserError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
+    _require(complete)
     return complete, dict(counts)
 
 
-def _row(row: Encoded) -> dict[str, object]:
-    ids = row.prompt + row.response
-    return {"input_ids": ids, "labels": [IGNORED] * len(row.prompt) + row.response}
+def _require(rows: Sequence[object]) -> None:
+    if not rows:
+        raise UserError("sft: no response fits below sft.max_length; raise it or lower sft.max_prompt_length")
+
+
+def _row(row: Imitated) -> dict[str, object]:
+    labels = [token if imitated else IGNORED for token, imitated in zip(row.ids, row.imitated, strict=True)]
+    return {"input_ids": row.ids, "labels": labels}

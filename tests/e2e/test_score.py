@@ -24,7 +24,7 @@ def told(row) -> list[dict[str, Any]]:
 def heldout(trained, tmp_path_factory):
     """The pairs that the reward model was judged on, as a file of preference rows; and the rows."""
     loaded = small()
-    corpus, _ = divide_rows(read_source(loaded.recipe, trained / "cpu-tiny/v1/data"), loaded.recipe)
+    corpus = divide_rows(read_source(loaded.recipe, trained / "cpu-tiny/v1/data"), loaded.recipe)
     pairs = corpus.pairs.test[: loaded.recipe.options(Rm).max_eval_samples]
     file = tmp_path_factory.mktemp("score") / "pairs.jsonl"
     rows = [{"prompt": told(p.prompt), "chosen": p.chosen, "rejected": p.rejected} for p in pairs]

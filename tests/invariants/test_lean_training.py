@@ -59,7 +59,7 @@ def calls(monkeypatch) -> Counter[str]:
 @pytest.mark.parametrize(
     ("stage", "accumulated", "recomputed", "more"),
     [
-        ("sft", 1, True, {"sft__train_on": "all"}),
+        ("sft", 1, True, {}),
         ("sft", 2, False, {}),
         ("rm", 1, False, {}),
         ("dpo", 2, True, {}),

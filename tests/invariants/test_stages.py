@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, LlamaModel, Trainer
 from rlhf.data import tokenize
 from rlhf.data.batch import Rollout
 from rlhf.data.pairs import encode_pairs
-from rlhf.data.rows import Example, Message, PreferencePair
+from rlhf.data.rows import Message, PreferencePair
 from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
@@ -35,7 +35,7 @@ from rlhf.recipe.schema import Dpo
 from rlhf.recipe.stages import GROUPS
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.stages import kto, sft
+from rlhf.stages import kto
 from rlhf.stages.online import role_passes, session
 from rlhf.stages.online.train_state import TrainState
 from tests.helpers import beside, content_of, grouped, noted, run_stages, small, undefined_metrics
@@ -375,43 +375,6 @@ def test_several_processes_validate_in_the_batches_of_one(trained, tmp_path, mon
 def test_label_smoothing_is_for_the_sigmoid_loss():
     with pytest.raises(UserError, match="label_smoothing needs loss_type: sigmoid, not ipo"):
         small(dpo__label_smoothing=0.1, dpo__loss_type="ipo")
-
-
-def test_sft_learns_every_answer_of_a_conversation():
-    def said(role: Any, content: str) -> Message:
-        return Message(role, content)
-
-    prompt = (said("user", "a"), said("assistant", "1"), said("user", "b"))
-    rows = [
-        Example((said("user", "a"),), "1", "here:1"),  # again the first answer of the next row
-        Example(prompt, "2", "here:2"),
-        Example((said("system", "s"), said("assistant", "hello"), *prompt), "3", "here:3"),  # "hello" answers nothing
-        Example((said("user", "c"), Message("assistant", "context", trained=False), said("user", "d")), "4", "here:4"),
-        *(Example((said("user", "e"), said("assistant", " \n"), said("user", "f")), "5", f"here:{n}") for n in (5, 6)),
-        *(Example((said("user", "g"), said("assistant", "6\n"), said("user", "h")), "7", f"here:{n}") for n in (7, 8)),
-    ]
-    found = [(" ".join(m.content for m in row.prompt), row.response, row.source) for row in sft.every_answer(rows)]
-    assert found == [
-        ("a", "1", "here:1"),
-        ("a 1 b", "2", "here:2"),
-        ("s hello a", "1", "here:3"),
-        ("s hello a 1 b", "3", "here:3"),
-        ("c context d", "4", "here:4"),
-        *(("e  \n f", "5", f"here:{n}") for n in (5, 6)),  # what is no text is no answer
-        *((*row, f"here:{n}") for n in (7, 8) for row in (("g", "6"), ("g 6\n h", "7"))),  # repeated rows count twice
-    ]
-
-
-def test_a_recipe_says_which_answers_sft_learns(trained, tmp_path, tokenizer):
-    """With `all` there are further rows: each learns one answer, up to its EOS, and nothing before it."""
-    rows: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
-    for train_on in ("last", "all"):
-        trainer = built("sft", small(sft__train_on=train_on), beside(trained, tmp_path / train_on, "pretrain"))
-        rows[train_on] = [(tuple(row["input_ids"]), tuple(row["labels"])) for row in trainer.train_dataset]
-    assert set(rows["last"]) < set(rows["all"])
-    for ids, labels in rows["all"]:
-        begin = last_answer(list(ids), tokenizer)
-        assert labels == (-100,) * begin + ids[begin:] and ids[-1] == tokenizer.eos_id
 
 
 def test_dpo_leaves_another_policy_than_sft(trained, tmp_path):

@@ -174,7 +174,7 @@ def test_bad_answers_are_never_imitated(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = {"data__source": "files", "data__files": [str(file)], "data__format": "auto", "data__toy": None}
     recipe = small(kto=KTO, data__heldout_fraction=0.3, **own).recipe
-    corpus, _ = divide_rows(read_source(recipe, tmp_path), recipe)
+    corpus = divide_rows(read_source(recipe, tmp_path), recipe)
     assert {row.response.split(",")[0] for row in corpus.demonstrations().train} == {"Yes"}
     judged = corpus.judged("kto")
     assert {(row.response.split(",")[0], row.good) for row in judged.train} == {("Yes", True), ("No", False)}

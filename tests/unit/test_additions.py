@@ -35,7 +35,7 @@ def test_files_repeat_and_change_with_the_seed(tmp_path):
 
 def test_the_rows_of_a_recipe_have_answers_on_both_sides(tmp_path):
     recipe = small(data__source="additions", data__additions={**SIZES, "demonstrations": 0}).recipe
-    corpus, _ = divide_rows(read_source(recipe, tmp_path), recipe)
+    corpus = divide_rows(read_source(recipe, tmp_path), recipe)
     prompts, answers = corpus.prompts("grpo"), corpus.right_answers()
     assert prompts.train and prompts.test and not {*prompts.train} & {*prompts.test}
     assert all(prompt in answers for prompt in (*prompts.train, *prompts.test)) and not len(corpus.examples)

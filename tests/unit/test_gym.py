@@ -31,7 +31,7 @@ def recipe(**changes: object) -> Recipe:
 
 @needs_package
 def test_training_and_held_out_questions_differ_and_each_reward_gets_its_answer(tmp_path):
-    corpus, _ = divide_rows(read_source(recipe(), tmp_path), recipe())
+    corpus = divide_rows(read_source(recipe(), tmp_path), recipe())
     prompts, entries = corpus.prompts("grpo"), corpus.right_answers()
     assert prompts.train and prompts.test and not {*prompts.train} & {*prompts.test}
     assert len(entries) == 60

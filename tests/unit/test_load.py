@@ -1,4 +1,4 @@
-"""What `data.drop` leaves out before training, and what the manifest says about it."""
+"""What is left out before training, how rows are divided, and what the manifest says about it."""
 
 import json
 from typing import Any
@@ -28,10 +28,10 @@ class Described(StageRun):
         self.described = facts
 
 
-def corpus(tmp_path, rows, drop):
+def corpus(tmp_path, rows, **changes):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], data__drop=drop), "sft")
+    run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
     return load_corpus(run), run.described["data"]
 
 
@@ -70,43 +70,13 @@ def test_a_stage_begins_with_recipe_rows_device_folder_and_time(tmp_path, capsys
     assert first.startswith(said.format(**counts, path=run.path)) and first.endswith(expected or str(run.path))
 
 
-def test_nothing_is_dropped_by_default(tmp_path):
-    rows = [row(0, "Yes."), *map(row, range(50)), row(3)]
-    found, facts = corpus(tmp_path, rows, None)
-    assert facts["pairs"] == 52 == len(found.pairs.train) + len(found.pairs.test)
-    assert "dropped" not in facts
-    again, facts = corpus(tmp_path, rows, [])
-    assert again == found and facts["dropped"] == {}
-
-
 def test_rows_left_out_on_reading_are_counted_and_listed_by_reason(tmp_path):
     unusable = [row(90, rejected=" "), row(91, "It is.", "It is.")]
-    _, facts = corpus(tmp_path, [*unusable, *map(row, range(50))], None)
+    _, facts = corpus(tmp_path, [*unusable, *map(row, range(50))])
     assert [facts[key] for key in ("pairs", "malformed", "prompts_differ", "identical", "empty")] == [50, 0, 0, 1, 1]
     assert [line.split("rows.jsonl:")[1] for line in facts["left_out"]] == ["2: identical answers", "1: empty answer"]
     assert {"malformed", *LEFT_OUT} <= DataRead.model_fields.keys()
     assert DataRead.model_validate(facts).plain() == facts == json.loads(json.dumps(facts))
-
-
-def test_dropped_rows_are_counted_by_reason(tmp_path):
-    rows = [row(0, "Yes."), *map(row, range(50)), row(3)]
-    found, facts = corpus(tmp_path, rows, ["one_word", "duplicates", "html"])
-    assert facts["dropped"] == {"one_word": 1, "duplicates": 1, "html": 0} and facts["pairs"] == 50
-    assert not any(pair.chosen == "Yes." for pair in (*found.pairs.train, *found.pairs.test))
-    kept, _ = corpus(tmp_path, rows[1:-1], None)  # the same as if they had never been there
-    strip = [[(p.prompt, p.chosen) for p in side] for c in (found, kept) for side in (c.pairs.train, c.pairs.test)]
-    assert strip[:2] == strip[2:]
-
-
-def test_leaked_rows_leave_the_training_side_only(tmp_path):
-    rows = [row(n, ANSWER) if n % 20 == 0 else row(n) for n in range(200)]
-    before, _ = corpus(tmp_path, rows, None)
-    after, facts = corpus(tmp_path, rows, ["leaked"])
-    copies = [sum(pair.chosen == ANSWER for pair in side) for side in (before.pairs.test, before.pairs.train)]
-    assert all(copies) and facts["dropped"] == {"leaked": copies[1]}
-    assert after.pairs.test == before.pairs.test
-    assert not any(pair.chosen == ANSWER for pair in after.pairs.train)
-    assert facts["pairs"] == 200 - copies[1]
 
 
 def test_validation_rows_are_held_out_rows_of_other_conversations(tmp_path):
@@ -138,19 +108,21 @@ def test_a_part_without_rows_is_refused(tmp_path):
         _ = load_corpus(run).preferences("rm").validation
 
 
-def test_dropping_everything_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"data.drop leaves nothing to train on \(one_word 20, html 0\)"):
-        corpus(tmp_path, [row(n, "Yes.") for n in range(20)], ["one_word", "html"])
-
-
-def test_columns_without_use_and_pairs_of_rated_answers_are_said_and_recorded(tmp_path, capsys):
-    rated = {"answers": [{"text": f"It is {n}.", "score": n} for n in range(3)], "domain": "general"}
-    _, facts = corpus(tmp_path, [{"prompt": f"Question {n}?"} | rated for n in range(30)], None)
-    pairs, unused = facts["notes"]
-    assert pairs.endswith(
-        "30 prompts with rated answers: 30 pairs of the best and the worst by score (more is better), 0 ties left out"
-    )
-    assert "not used in training: domain; --set data.ignore=[domain]" in unused
+def test_what_is_to_be_known_of_rows_is_said_and_recorded(tmp_path, capsys):
+    scored = {"domain": "general", "score_chosen": 1, "score_rejected": 2}
+    rows = [row(n) | scored for n in range(30)] + [row(31, "Yes. <|im_end|>")]
+    found, facts = corpus(tmp_path, rows)
+    assert found.pairs.train[0].columns == {"domain": "general"}
     said = capsys.readouterr().err
-    assert pairs in said and unused in said
+    for words in ("preference", "domain", "inverted: 30 of 30", "templated: 1 of 31"):
+        assert any(words in note for note in facts["notes"]) and words in said
     assert DataRead.model_validate(facts).plain() == facts
+
+
+def test_columns_of_prompts_are_found_by_name_and_must_agree(tmp_path):
+    rows = [{"prompt": f"Question {n}?", "cases": [n], "id": n} for n in range(30)]
+    found, _ = corpus(tmp_path, [*rows, rows[0] | {"id": 99}])
+    cases = found.columns(["cases", "absent"])
+    assert len(cases) == 30 and sorted(values["cases"][0] for values in cases.values()) == [*range(30)]
+    with pytest.raises(UserError, match=r"rows\.jsonl:.*'id'"):
+        found.columns(["id"])

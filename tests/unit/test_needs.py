@@ -9,13 +9,13 @@ import pytest
 
 from rlhf.data.corpus import Split
 from rlhf.data.load import divide_rows
-from rlhf.data.needs import check_rows, needs, stages_in_words
+from rlhf.data.needs import check_rows, needs
 from rlhf.data.source import read_source
 from rlhf.errors import UserError
 from rlhf.recipe import StageName
 from tests.helpers import RECIPE, one_line_of, rlhf, small
 
-ANSWERS = [{"prompt": f"Question {i}?", "response": f"Answer {i}"} for i in range(60)]
+ANSWERS = [{"prompt": f"Question {i}?", "completion": f"Answer {i}"} for i in range(60)]
 PAIRS = [{"prompt": f"Question {i} b?", "chosen": f"Good {i}", "rejected": f"bad {i}"} for i in range(60)]
 PROMPTS = [{"prompt": f"Question {i} c?"} for i in range(60)]
 CHAIN: list[StageName] = ["pretrain", "sft", "rm", "ppo"]
@@ -51,7 +51,7 @@ def recipe_of(tmp_path):
 )
 def test_a_stage_needs_what_it_would_refuse_to_do_without(recipe_of, tmp_path, kinds):
     recipe = recipe_of(*kinds)
-    corpus, _ = divide_rows(read_source(recipe, tmp_path), recipe)
+    corpus = divide_rows(read_source(recipe, tmp_path), recipe)
     splits: dict[StageName, Callable[[], Split[Any]]] = {
         "pretrain": lambda: corpus.texts("hh"),
         "sft": corpus.demonstrations,
@@ -104,43 +104,13 @@ def test_a_chain_without_pairs_starts_nothing(recipe_of, monkeypatch, capsys, tm
     assert code == 1 and f"{file}: rm needs preference pairs" in err and not out.exists()
 
 
-def test_the_check_of_data_says_which_stages_they_can_train(recipe_of, monkeypatch, capsys):
-    file = recipe_of(ANSWERS).data.files[0]
-    note = " ".join(rlhf(monkeypatch, capsys, "data", "check", file)[1].split())
-    assert re.search(r"note: these rows can train \(training \+ held out\): sft 5\d \+ \d+ demonstrations, ", note)
-    assert "rm and dpo need preference pairs" in note
-    rows = read_source(recipe_of(ANSWERS, PAIRS), RECIPE)
-    assert "need preference pairs" not in stages_in_words(rows, 0, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        (
-            PAIRS,
-            r"dpo 5\d \+ \d preference pairs, .*ppo, rloo, grpo with the reward model or a reward function 5\d \+ ",
-        ),
-        (PAIRS, r"prompt; pretrain \d+ \+ \d+ texts of a prompt with an answer, from scratch$"),
-        (
-            PROMPTS,
-            r": ppo, rloo, grpo with a reward function 5\d \+ \d+ rows with a prompt; 0 of 60 have a right answer\.",
-        ),
-        ([row | {"answer": 3} for row in PROMPTS], r"a reward function 5\d \+ \d+ .*; 60 of 60 have a right answer\."),
-        ([*PROMPTS[:50], *({"prompt": f"{i}?", "answer": 1} for i in range(10))], "; 10 of 60 have a right answer"),
-        ([{"text": f"Text {i}."} for i in range(60)], r"held out\): pretrain 5\d \+ \d texts"),
-    ],
-)
-def test_prompts_and_pairs_train_what_samples_answers_too(recipe_of, rows, said):
-    assert re.search(said, stages_in_words(read_source(recipe_of(rows), RECIPE), 0, 0.1))
-
-
 def test_a_chain_without_rows_to_choose_checkpoints_by_is_refused(recipe_of, tmp_path):
     """The stages that would ask for them are those that are named."""
     recipe = recipe_of(ANSWERS, PAIRS)
     few = recipe.model_copy(
         update={"data": recipe.data.model_copy(update={"validation_fraction": 1e-9, "heldout_fraction": 0.3})}
     )
-    corpus, _ = divide_rows(read_source(few, tmp_path), few)
+    corpus = divide_rows(read_source(few, tmp_path), few)
     with pytest.raises(UserError, match="no rows for validation"):
         _ = corpus.prompts("ppo").validation
     with pytest.raises(UserError) as caught:

@@ -1,15 +1,16 @@
 """Spellings of one text are one text in every comparison."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.data import check
 from rlhf.data.corpus import Corpus, Split
+from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.normal import normal_answer, normalise, says_something
 from rlhf.data.parsing import parse_row
-from rlhf.data.quality.check import label_noise
-from rlhf.data.quality.flaws import FLAWS, near_identical
-from rlhf.data.quality.leakage import leaks
 from rlhf.data.raw import Malformed
 from rlhf.data.rows import Message, PromptOnly, Row
 from rlhf.data.scripts import words
@@ -53,10 +54,15 @@ def test_spellings_of_one_text_are_one_text(one, other):
         pair_of_one_turn(other, other, "No."),
         pair_of_one_turn(other, "No.", other),
     )
-    assert near_identical([pair_of_one_turn("Q?", one, other)]) and leaks([first], [again]).by_kind["same_turn"]
-    assert FLAWS["duplicates"]([first, again]) == [again]
-    assert FLAWS["contradictory"]([first, opposite]) == [first, opposite]
-    assert label_noise([first, opposite]).disagreement.total == 1
+    assert found([first, again]) == {"duplicates": 1}
+    assert found([first, opposite]) == {"contradictory": 2}
+    assert found([first], [again]) == {"leaked": 1}
+
+
+def found(rows: list[Row], heldout: Sequence[Row] = ()) -> dict[str, int]:
+    """What `rlhf data check` finds, but for lengths."""
+    read, held = (ParsedRows(tuple(rows), ReadReport((), (), {})) for rows in (rows, heldout))
+    return {finding.name: finding.rows for finding in check.check(read, held) if finding.name != "chosen longer"}
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
@@ -71,12 +77,12 @@ def test_a_text_of_characters_that_show_nothing_is_empty(nothing):
     """It is an answer to leave out, no prompt, and no right answer."""
     assert not says_something(nothing) and says_something(f"{nothing}。")
     assert parse_row({"prompt": "Q?", "chosen": "A.", "rejected": nothing}, "preference", "a:1") == "empty"
-    assert parse_row({"prompt": "Q?", "completion": nothing}, "completion", "a:1") == "empty"
-    assert parse_row({"prompt": "Q?", "answer": nothing}, "prompt", "a:1") == PromptOnly(
+    assert parse_row({"prompt": "Q?", "completion": nothing}, "prompt_completion", "a:1") == "empty"
+    assert parse_row({"prompt": "Q?", "answer": nothing}, "prompt_only", "a:1") == PromptOnly(
         (Message("user", "Q?"),), "a:1"
     )
-    with pytest.raises(Malformed, match="user turn that has text"):
-        parse_row({"prompt": nothing}, "prompt", "a:1")
+    with pytest.raises(Malformed, match="prompt"):
+        parse_row({"prompt": nothing}, "prompt_only", "a:1")
 
 
 @pytest.mark.parametrize(
@@ -96,21 +102,13 @@ def test_a_word_is_what_spaces_part_or_a_letter_of_a_script_without_spaces(text,
     assert words(text) == [*filter(None, expected.split("|"))]
 
 
-def test_near_copies_and_repeats_are_found_in_texts_without_spaces():
-    answer = "今天天气很好我们一起去公园散步吧然后再到河边的茶馆里喝一杯新茶看看书聊聊最近的工作和生活"
-    first = pair_of_one_turn("你好", answer, "不")
-    near = pair_of_one_turn("您好吗", answer[:-1] + "嘛", "好")
-    assert leaks([first], [near]).by_kind["near_copies"] == [(near, first)]
-    assert FLAWS["one_word"]([first]) == [first] and not FLAWS["one_word"]([pair_of_one_turn("你好", "很好", "不好")])
-
-
 @pytest.mark.parametrize(("right", "further"), [("10.0", 0), ("11", 1)])
 def test_right_answers_of_one_prompt_are_compared_by_value(right, further):
     rows: list[Row] = [
         PromptOnly((Message("user", ONE),), "a:1", "10"),
         PromptOnly((Message("user", OTHER),), "a:2", right),
     ]
-    assert len(FLAWS["further_answers"](rows)) == further
+    assert found(rows).get("further answers", 0) == further
     if not further:
         answers = Corpus(Split(rows, [])).right_answers()
         assert list(answers) == [(Message("user", text),) for text in (ONE, OTHER)], "every spelling has its answer"
@@ -119,6 +117,3 @@ def test_right_answers_of_one_prompt_are_compared_by_value(right, further):
 def test_turns_are_found_behind_line_ends_of_windows():
     unix = "\n\nHuman: Hi\nyou\n\nAssistant: Hello!"
     assert parse_hh(unix.replace("\n", "\r\n")) == parse_hh(unix) and len(parse_hh(unix)) == 2
-    asked = "\n\nHuman: Hi\n\nAssistant:"
-    spellings = [parse_row({"prompt": text}, "prompt", "a:1") for text in (asked, asked.replace("\n", "\r\n"))]
-    assert spellings == [PromptOnly((Message("user", "Hi"),), "a:1")] * 2

@@ -19,7 +19,7 @@ PAIRS = [
     {"prompt": f"What is {i} and one?", "chosen": "It is one more" + " indeed" * (i % 5), "rejected": "no"}
     for i in range(200)
 ]
-ANSWERS = [{"prompt": f"Say {i}", "response": "one two three"} for i in range(100)]
+ANSWERS = [{"prompt": f"Say {i}", "completion": "one two three"} for i in range(100)]
 TRAINING: list[StageName] = ["sft", "rm", "ppo", "dpo", "kto"]
 
 
@@ -66,7 +66,7 @@ def test_lengths_are_those_of_the_tokenizer_that_is_here(of_rows, tmp_path):
     tokenize.words(100).save_pretrained(tmp_path / "tokenizer")
     changes: recipe.Changes = {"tokenizer.source": "local", "tokenizer.name": str(tmp_path / "tokenizer")}
     changes |= {"tokenizer.vocab_size": None, "pretrain": None, "model.source": "local", "model.name": "/nowhere"}
-    loaded = of_rows([{"prompt": f"{i} 2 3", "response": "4 5"} for i in range(50)])
+    loaded = of_rows([{"prompt": f"{i} 2 3", "completion": "4 5"} for i in range(50)])
     loaded = recipe.load(RECIPE, loaded.overrides | changes)
     own = read(loaded)
     assert own.unit == "tokens" and set(own.stages["sft"].lengths) == {(6, 2, 2)}

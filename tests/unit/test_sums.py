@@ -77,7 +77,7 @@ def test_no_question_is_on_both_sides(tmp_path):
 
     sums.write(tmp_path, seed=0, **SIZES)
     read = formats.read([tmp_path / name for name in sums.FILES])
-    corpus: Corpus = divide_rows(read, small(data__source="sums", data__sums=SIZES).recipe)[0]
+    corpus: Corpus = divide_rows(read, small(data__source="sums", data__sums=SIZES).recipe)
     prompts = corpus.prompts("grpo")
     assert not {*prompts.train} & {*prompts.test}
     answers = corpus.right_answers()
@@ -93,7 +93,7 @@ def test_worked_answers_of_questions_are_imitated_and_compared_with(tmp_path):
     lines = [{"question": f"What is {n} plus 1?", "answer": f"It is {n + 1}.\n#### {n + 1}"} for n in range(20)]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    corpus: Corpus = divide_rows(formats.read([file]), small(data__heldout_fraction=0.3).recipe)[0]
+    corpus: Corpus = divide_rows(formats.read([file]), small(data__heldout_fraction=0.3).recipe)
     prompts, answers = corpus.prompts("grpo"), corpus.right_answers()
     assert len(corpus.demonstrations()) == len(answers) == 20 and prompts.test
     assert {answers[prompt] for prompt in (*prompts.train, *prompts.test)} == {line["answer"] for line in lines}

@@ -4,17 +4,15 @@ import json
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken
 
-from rlhf.data import chat_template
-from rlhf.data.rendering import THINK
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer, train
 from rlhf.data.trainable import why_not
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
 from rlhf.stages.corpus import load_corpus, stage_input
-from tests.helpers import rlhf, small
+from tests.helpers import small
 from tests.unit.published_templates import PUBLISHED
 
 ALTERNATE = (
@@ -61,12 +59,6 @@ def trained(made: DialogueTokenizer, response: str) -> str:
             r"leaves out or alters message 1 \(system\)",
         ),
         (
-            "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}now {% endif %}",
-            ASKED,
-            "So.",
-            "does not continue the prompt with the response",
-        ),
-        (
             PREFILLED.replace("[A]<think>\n", "[A]<think>\n\n</think>\n\n"),
             ASKED,
             "<think>\nHm.\n</think>\n\nSo.",
@@ -111,62 +103,20 @@ def test_a_prompt_that_opens_reasoning_is_continued_there():
     [
         "Sure. <think>ab</think> Hello",
         "<think>a <think>b</think> Hello",
-        "Use the tag `</think>` to close.",
-        "Hm.</think>So.",
         "Hm.\n</think>\nSo.\n</think>\nOr so.",
     ],
 )
-def test_after_a_prompt_that_opens_reasoning_it_must_be_clear_what_is_reasoning(response):
-    assert "it is unclear where the response closes it" in (why_not(tokenizer(PREFILLED), ASKED, response) or "")
-    assert why_not(tokenizer(PREFILLED), ASKED, f"<think>\nHm.\n</think>\n{response.replace('<think>', '')}") is None
-
-
-@pytest.fixture
-def unchecked(monkeypatch):
-    """Save the child process in which each template is tried."""
-    monkeypatch.setattr(chat_template, "check", lambda render: None)
-
-
-MARKS = [  # what opens reasoning, what closes it, and whether the template says so
-    ("<thought>\n", "</thought>", False),
-    ("<reasoning>", "</reasoning>", True),
-    ("[THINK]", "[/THINK]", False),
-    ("<|START_THINKING|>", "<|END_THINKING|>", True),
-    ("<|channel>thought\n", "<channel|>", True),
-    ("◁think▷", "◁/think▷", True),
-    ("<|deliberate|>", None, False),
-]
-
-
-@pytest.mark.parametrize("name", ["chatml", "deepseek", "llama 3", "phi 3", "vicuna", "gemma 4", "dots"])
-@pytest.mark.parametrize(("opened", "closed", "known"), MARKS)
-@pytest.mark.parametrize("always", [False, True])
-def test_reasoning_that_a_published_template_opens_under_any_name_is_closed_before_a_bare_answer(
-    unchecked, name, opened, closed, known, always
-):
-    """`always`: the template writes the mark in front of answers too, which would make a bare one reasoning."""
-    published = PUBLISHED[name]
-    answer = published.answer.replace("{}", f"{opened}{{}}") if always else published.answer
-    published = published._replace(generation=published.generation + opened, answer=answer)
-    made = tokenizer(published.jinja + (f"{{# {closed} #}}" if known else ""))
-    if closed is None:
-        assert "nothing says what closes it" in (why_not(made, ASKED, "So.") or "")
-        return
-    text = made.prompt_text(ASKED)
-    end = published.answer.partition("{}")[2].rstrip()
-    assert (
-        made.answer_text(ASKED, "So.", text) == f"{'' if opened.endswith(chr(10)) else chr(10)}\n{closed}\n\nSo.{end}"
-    )
-    assert why_not(made, ASKED, "So.") is None is why_not(made, ASKED, f"{opened}Hm.\n{closed}\nSo.")
-    assert "it is unclear where" in (why_not(made, ASKED, f"Hm.{closed}So.") or "")
+def test_reasoning_that_is_opened_must_be_closed_once(response):
+    assert "</think>" in (why_not(tokenizer(PREFILLED), ASKED, response) or "")
+    assert why_not(tokenizer(PREFILLED.replace("<think>", "")), ASKED, "<think>not closed") is not None
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_template_is_known_by_what_it_writes(unchecked, name):
-    """No mark of a role is one of reasoning, and texts with marks of its turns are refused with any tokenizer."""
+def test_a_published_template_is_known_by_what_it_writes(name):
+    """Texts with marks of its turns are refused with any tokenizer."""
     made = tokenizer(PUBLISHED[name].jinja)
     turns = (*ASKED, Message("assistant", "So."), *ASKED)
-    assert made.reasoning == THINK and why_not(made, turns, "So.") is None
+    assert why_not(made, turns, "So.") is None
     said = made.prompt_text(turns)
     for forged in (said, made.prompt_text(ASKED), said[said.index("y?") : said.rindex("W") + 1]):
         assert why_not(made, (Message("user", forged),), "So.") and why_not(made, ASKED, forged)
@@ -185,14 +135,13 @@ def test_a_published_template_is_known_by_what_it_writes(unchecked, name):
         ("   ", False),
         ("<table>", False),  # a text's own, as Gemma has it
         ("<think>", False),
-        ("<ponder>", False),  # opens reasoning
     ],
 )
-def test_an_added_token_controls_by_the_template_and_its_look_not_by_a_flag(unchecked, token, counts):
+def test_an_added_token_controls_by_the_template_and_its_look_not_by_a_flag(token, counts):
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% else %}@bot@{{ m.content }}<eos>"
         "{% endif %}{% if m.tool_calls %}<tool_call>{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}@bot@<ponder>{% endif %}"
+        "{% if add_generation_prompt %}@bot@{% endif %}"
     )
     made = train(["a text of a few words"], 300)
     made.add_tokens([AddedToken(token, special=False)])
@@ -214,13 +163,13 @@ def test_reasoning_that_a_template_strips_from_answers_is_trained():
         ("m.content.split('\\n')[0] + ' ' + m.content", "aa aa\n  bb"),
         ("m.content + m.content", "aa aa\n  bb"),
         ("m.content | upper if 'bb' in m.content else m.content", "aa aa\n  bb"),
-        ("'(' + m.content + ')'", "(  aa aa\n  bb\n)"),
-        ("m.content", "  aa aa\n  bb"),
+        ("'(' + m.content + ')'", "(aa aa\n  bb)"),
+        ("m.content", "aa aa\n  bb"),
         ("m.content | trim", "aa aa\n  bb"),
     ],
 )
 def test_an_answer_that_the_template_rewrites_is_trained_as_written(content, expected):
-    """The template keeps white space at the two ends, or strips it; nothing else of the answer is its own."""
+    """White space at the two ends goes; nothing else of the answer is the template's."""
     template = "{% for m in messages %}[{{ m.role }}]{{ (CONTENT) if m.role == 'assistant' else m.content }}"
     template += "{{ '<eos>' if m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     made = tokenizer(template.replace("CONTENT", content))
@@ -257,28 +206,3 @@ def test_a_document_that_spells_a_control_token_stops_pretraining(tmp_path):
     data = {"source": "files", "files": [str(file)], "on_bad_row": "stop", "heldout_fraction": 0.3}
     with pytest.raises(UserError, match=r"texts\.jsonl:2: a text spells the control token '<eos>'"):
         stage_input(StageRun(tmp_path / "runs", small(data=data), "pretrain"))
-
-
-def test_a_check_with_the_tokenizer_names_what_a_run_refuses(tmp_path, monkeypatch, capsys):
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps({"prompt": "Why?", "response": "So it is <eos> then."}) + "\n")
-    tokenizer(ALTERNATE).hf.save_pretrained(tmp_path / "tokenizer")
-    code, _, err = rlhf(monkeypatch, capsys, "data", "check", "--tokenizer", tmp_path / "tokenizer", file)
-    assert code == 1 and "rows.jsonl:1: a text spells the control token '<eos>'" in err
-    (tmp_path / "bare").mkdir()
-    Tokenizer(models.BPE()).save(str(tmp_path / "bare" / "tokenizer.json"))
-    code, _, err = rlhf(monkeypatch, capsys, "data", "check", "--tokenizer", tmp_path / "bare", file)
-    assert "only lengths were checked" in err and "spells" not in err
-
-
-def test_the_report_as_json_counts_and_lists_what_the_template_would_change(tmp_path, monkeypatch, capsys):
-    turns = [{"role": role, "content": "Hi."} for role in ("user", "user", "assistant")]
-    file = tmp_path / "a.jsonl"
-    file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in (turns, turns[1:], turns)))
-    tokenizer(ALTERNATE).hf.save_pretrained(tmp_path / "tokenizer")
-    check = ("data", "check", file, "--json")
-    code, out, _ = rlhf(monkeypatch, capsys, *check, "--tokenizer", tmp_path / "tokenizer")
-    report = json.loads(out)
-    assert (code, report["template"], report["severity"]) == (1, 2, "error")
-    assert [place.partition(": ")[0] for place in report["listed"]["template"]] == [f"{file}:1", f"{file}:3"]
-    assert json.loads(rlhf(monkeypatch, capsys, *check)[1])["template"] is None

@@ -120,9 +120,10 @@ class LabelStatistics:
         shift_labels: Tensor | None = None,
         **_: object,
     ) -> FusedCausalLMOutput:
-        """Return statistics (B, T - 1) of the labels (B, T): in each row the tokens of a response, elsewhere IGNORED.
+        """Return statistics (B, T - 1) of the labels (B, T), 0 where they are IGNORED.
 
-        Raises ValueError for other calls, labels with gaps, and pairs whose prompts differ in length.
+        They are computed from a row's first label to its last one. Raises ValueError for other calls, and for pairs
+        whose prompts differ in length.
         """
         if not fused_lm_head or labels is None or not (position_ids is inputs_embeds is shift_labels is None):
             raise ValueError("the lean trunk gives statistics of labels, and no logits")
@@ -139,10 +140,10 @@ class LabelStatistics:
         few_sizes = self.trunk.rounds
         logp, entropy, likeliest = response_statistics(self.trunk.base, hidden, rollout, 1.0, "value", True, few_sizes)
         assert entropy is not None and likeliest is not None
-        back, mask = order.argsort(), rollout.mask
+        back, mask, spans = order.argsort(), rollout.mask, _spans(scored)[order]
 
         def of_labels(x: Tensor) -> Tensor:
-            return x.new_zeros(scored.shape).masked_scatter(scored[order], x[mask])[back]
+            return x.new_zeros(scored.shape).masked_scatter(spans, x[mask])[back].masked_fill(~scored, 0)
 
         return FusedCausalLMOutput(
             log_probs=of_labels(logp),
@@ -154,8 +155,10 @@ class LabelStatistics:
 
 
 def _rollout(ids: Tensor, scored: Tensor) -> Rollout:
-    """Return rows of ids (B, T), whose tokens but the first are of the response where `scored` (B, T - 1)."""
-    if ((scored[:, 1:] > scored[:, :-1]).sum(1) + scored[:, 0] > 1).any():
-        raise ValueError("the labels of a row have a gap: the lean trunk wants a prompt and then a response")
-    prompt, response = scored.int().argmax(1) + 1, scored.sum(1)
-    return Rollout(ids, prompt, response, ended=torch.zeros_like(scored[:, 0]))
+    """Return rows of ids (B, T), whose response is from the first to the last that `scored` (B, T - 1) marks."""
+    return Rollout(ids, scored.int().argmax(1) + 1, _spans(scored).sum(1), ended=torch.zeros_like(scored[:, 0]))
+
+
+def _spans(scored: Tensor) -> Tensor:
+    """Return marks (B, T - 1) from the first to the last that `scored` (B, T - 1) has in each row."""
+    return (scored.cumsum(1) > 0) & (scored.flip(1).cumsum(1).flip(1) > 0)

@@ -1,1 +1,0 @@
-"""Quality checks of data: flaws of rows, oddities of texts, leakage into held-out rows."""
