@@ -97,7 +97,7 @@ def main() -> None:
     loaded = recipes.load(Path(asked["recipe"]), asked["overrides"])
     run = StageRun(Path(asked["out"]), loaded, "ppo")
     device, tokenizer, options = set_up_torch(loaded.recipe), load_tokenizer(run.base), loaded.recipe.options(Ppo)
-    corpus, _ = divide_rows(read_source(loaded.recipe, run.run_directory / "data"), loaded.recipe)
+    corpus = divide_rows(read_source(loaded.recipe, run.run_directory / "data"), loaded.recipe)
     prompts, _ = tokenizer.encode_prompts(corpus.prompts("ppo").train[: options.max_samples], options.max_prompt_length)
     base = load_base(run.base, device)
     config = lora_config(loaded.recipe.lora, base, "CAUSAL_LM")

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, LlamaModel, Trainer
 from rlhf.data import tokenize
 from rlhf.data.batch import Rollout
 from rlhf.data.pairs import encode_pairs
-from rlhf.data.rows import Message, PreferencePair
+from rlhf.data.rows import Example, Message, PreferencePair
 from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError

@@ -39,7 +39,6 @@ CHANGED = {
         "data.revision",
         "data.data_dir",
         "data.split",
-        "data.drop",
     ),
     *("data.heldout_fraction", "data.validation_fraction"),
     *("max_samples", "batch_size", "num_samples", "max_prompt_length", "response_length", "max_completion_length"),
