@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from rlhf import recipe
 from rlhf.data import tokenize
@@ -54,13 +54,91 @@ KINDS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-# Types that are refused before anything is computed, with the reason that the message gives.
-REFUSED: dict[str, dict[str, str]] = {
-    "gemma2": {"why": "caps its logits"},
-    "qwen3_next": {"why": "has layers of linear_attention"},
-    "gemma3": {"why": "reads more than text"},
-    "t5": {"why": "is an encoder with a decoder"},
-    "bert": {"why": "is not a decoder"},
+# Types that transformers' own `generate` samples: keys of their configurations beside OWN_SIZES.
+OWN_SIZES: dict[str, Any] = {key: value for key, value in SIZES.items() if key != "tie_word_embeddings"}
+WINDOWS = ["sliding_attention", "full_attention"] * 2
+MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
+OTHER_KINDS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+    "gemma4_text": {
+        "head_dim": 16,
+        "global_head_dim": 16,
+        "sliding_window": 16,
+        "layer_types": WINDOWS,
+        "hidden_size_per_layer_input": 8,
+        "final_logit_softcapping": 5.0,
+    },
+    "gemma2": {"head_dim": 16, "sliding_window": 16, "final_logit_softcapping": 5.0},
+    "gpt_oss": {
+        "head_dim": 16,
+        "sliding_window": 16,
+        "layer_types": WINDOWS,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_ff_dim": 64, "block_auto_adjust_ff_dim": False},
+    "granitemoehybrid": {
+        **MAMBA,
+        "layer_types": ["mamba", "attention"] * 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+        "logits_scaling": 4.0,
+    },
+    "nemotron_h": {
+        "hybrid_override_pattern": "M*-M",
+        "head_dim": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+    },
+    "qwen3_next": {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+    "cohere2": {"sliding_window": 16, "layer_types": WINDOWS, "logit_scale": 0.25},
+    "glm4": {"head_dim": 8},
+    "exaone4": {"sliding_window": 16, "layer_types": WINDOWS},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1},
+    "falcon_h1": {**MAMBA, "head_dim": 8, "mamba_d_ssm": 64},
+    "bamba": {**MAMBA, "attn_layer_indices": [1, 3]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8, "mamba_dt_rank": 4},
+    "gpt_neox": {"use_parallel_residual": True},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+}
+# Checkpoints that read images too: the type of their language model, and keys of the tower beside it.
+MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": (
+        "qwen3_5_text",
+        {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32},
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            "model_type": "gemma4_vision",
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "global_head_dim": 8,
+        },
+    ),
 }
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -75,13 +153,13 @@ def architecture(kind: str, **changes: Any) -> dict[str, Any]:
 
 def model(kind: str, vocabulary: int, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """Return a tiny model with random weights that are large enough to tell tokens apart."""
-    config = config_of(
-        Architecture.model_validate(architecture(kind, vocab_size=vocabulary, **changes)),
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-        initializer_range=0.3,
-    )
+    ends: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.3}
+    config: Any
+    if kind in OTHER_KINDS:
+        ends["initializer_range"] = 0.2
+        config = AutoConfig.for_model(kind, **OWN_SIZES | OTHER_KINDS[kind] | ends | changes, vocab_size=vocabulary)
+    else:
+        config = config_of(Architecture.model_validate(architecture(kind, vocab_size=vocabulary, **changes)), **ends)
     torch.manual_seed(0)
     made: Any = AutoModelForCausalLM.from_config(config)
     return made.to(dtype).eval()
@@ -101,16 +179,26 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def checkpoint(folder: Path, kind: str, **changes: Any) -> str:
     """Write a tiny checkpoint with random weights and its tokenizer; return the folder's name."""
     tokens = tokenizer(folder)
-    made = model(kind, len(tokens) + 8, **changes)  # real ones have room too: tokenizers of some types add entries
+    text, tower = MULTIMODAL.get(kind, (kind, None))
+    made = model(text, len(tokens) + 8, **changes)  # real ones have room too: tokenizers of some types add entries
     made.config.eos_token_id = tokens.eos_token_id
     made.config.pad_token_id = None
-    made.save_pretrained(folder)
+    if tower is None:
+        made.save_pretrained(folder)
+        return str(folder)
+    whole: Any = AutoModelForImageTextToText.from_config(
+        AutoConfig.for_model(kind, text_config=made.config.to_dict(), vision_config=tower)
+    )
+    whole.get_decoder().load_state_dict(made.get_decoder().state_dict())
+    whole.lm_head.load_state_dict(made.lm_head.state_dict())
+    whole.save_pretrained(folder)
     return str(folder)
 
 
-def described(folder: str) -> dict[str, Any]:
-    """Return the section `model.architecture` of a checkpoint."""
-    return architecture_of(json.loads((Path(folder) / "config.json").read_text()))
+def described(folder: str) -> dict[str, Any] | None:
+    """Return the section `model.architecture` of a checkpoint; None where a recipe has none."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    return architecture_of(config) if config["model_type"] in KINDS else None
 
 
 def recipe_for(folder: str, trained: Path, **changes: Any) -> PinnedRecipe:

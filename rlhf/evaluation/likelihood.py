@@ -1,11 +1,14 @@
 """Likelihood of given texts under a model: perplexity."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from peft import PeftModel
 
 from rlhf.data.tokenize import Encoded, pad_right
-from rlhf.models.output_layer import LOGITS
+from rlhf.models.output_layer import LOGITS, is_plain, own_logits
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.models.traits import logit_scale
 
@@ -51,13 +54,20 @@ def _losses(model: Model, ids: torch.Tensor, scored: torch.Tensor) -> torch.Tens
     """
     layer, losses = model.get_output_embeddings(), []
     scale, chunk = logit_scale(model.config), max(1, LOGITS // layer.weight.shape[0])
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    if not is_plain(base):  # its own code makes logits of states
+        with mixed_precision(model):
+            hidden = base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][scored[:, 1:]]
+            parts = zip(hidden.split(chunk), ids[:, 1:][scored[:, 1:]].split(chunk), strict=True)
+            own = [F.cross_entropy(own_logits(base, part), targets, reduction="none") for part, targets in parts]
+        return torch.cat(own)
 
     def hand_over(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         states, tokens = inputs[0][:, :-1][scored[:, 1:]], ids[:, 1:][scored[:, 1:]]
         for part, targets in zip(states.split(chunk), tokens.split(chunk), strict=True):
             logits = layer.forward(part).float()
             logits = logits if scale == 1.0 else logits * scale
-            losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
+            losses.append(F.cross_entropy(logits, targets, reduction="none"))
         return (inputs[0][:1, :1],)
 
     hook = layer.register_forward_pre_hook(hand_over)

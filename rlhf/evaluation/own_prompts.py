@@ -88,7 +88,6 @@ def sample(
     from rlhf.evaluation.samples import sample_rows
     from rlhf.models.loading import load_tokenizer
     from rlhf.process.torch_setup import set_up_torch
-    from rlhf.rollout.probe import check_sampling
 
     device = set_up_torch(recipe)
     tokenizer = load_tokenizer(run.base)
@@ -103,7 +102,6 @@ def sample(
     start = run.parents.start() if {SFT, *trained} & {*labels} else None  # the base needs no SFT
     with working("loading the policies"):
         shared = load_roles(run, device, start, trained)
-        check_sampling(shared.base, tokenizer)
     samples = {
         label: measure(
             shared,

@@ -23,6 +23,7 @@ from rlhf.recipe.names import Role
 from rlhf.recipe.schema_evaluate import Evaluate
 from rlhf.recipe.seeds import derived_seed
 from rlhf.recipe.stages import PolicyStart
+from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.evidence import HELDOUT_PROMPTS, NO_VERDICT
@@ -163,6 +164,7 @@ def measure(
         torch.manual_seed(derived_seed(seed, "heldout_answers"))
         with shared.role(role):
             rollout = sample(shared.base, ids, tokenizer, sampling, trunk=shared.role_trunk, done=work.done)
+            check_first(shared, rollout, sampling)
         work(f"measuring {counted(len(prompts), 'answer')}{whose and f' of {whose}'}")
         texts = tokenizer.decode_rows(rollout.tokens, rollout.mask)
         scores = {head: torch.zeros(len(ids), device=shared.device) for head in shared.score_heads}

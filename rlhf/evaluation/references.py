@@ -18,8 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from rlhf.data.corpus import Corpus, Prompt
 from rlhf.models.folders import check_encoder
-from rlhf.models.places import check_sources
-from rlhf.models.weights import check_base
+from rlhf.models.weights import check_base, check_report
 from rlhf.run.reader import reading
 from rlhf.terminal import say
 
@@ -104,7 +103,7 @@ class _Encoder:
             model, report = AutoModel.from_pretrained(
                 folder, output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True
             )
-        check_sources(report, str(folder), "pooler.")  # which many encoders lack
+        check_report(report, str(folder), ("pooler.",), placed=False)  # many encoders lack a pooler
         check_base(model, str(folder))
         self._model = model.to(device).eval()
         room = self._model.config.max_position_embeddings - 2  # RoBERTa's positions begin at 2

@@ -60,10 +60,10 @@ def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear
     modules = dict(base.base_model.named_modules())
     linear = sorted({name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)})
     experts = has_fused_experts(base)
-    if experts:
-        linear = [name for name in linear if name not in EXPERT_LAYERS]
+    frozen = _read_by_kernels(base) | (EXPERT_LAYERS if experts else set())
+    linear = [name for name in linear if name not in frozen]
     if isinstance(targets, str):  # all-linear
-        return linear if experts else targets
+        return linear if frozen else targets
     for target in targets:
         if experts and target.rpartition(".")[2] in EXPERT_LAYERS:
             raise UserError(
@@ -75,6 +75,12 @@ def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear
                 f"lora.target_modules: the model has no {target}; its linear layers are {', '.join(linear)}"
             )
     return list(targets)
+
+
+def _read_by_kernels(base: PreTrainedModel) -> set[str]:
+    """Return names of linear layers whose weight a fused kernel of Mamba reads, past any adapter."""
+    mixers = [module for module in base.modules() if hasattr(module, "A_log") and hasattr(module, "D")]
+    return {"out_proj"} if mixers else set()
 
 
 def trainable_adapter(base: PreTrainedModel, stage_dir: Path) -> PeftModel:

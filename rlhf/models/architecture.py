@@ -10,7 +10,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.models.dropout import is_dropout, without_dropout
-from rlhf.models.support import check_model, unsupported
 from rlhf.recipe.schema_model import Architecture
 from rlhf.terminal import message_of
 
@@ -55,8 +54,8 @@ IRRELEVANT = {
 def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
     """Return transformers' configuration of an architecture, without dropout; `changes` are further keys of it.
 
-    Raises UserError for a type that transformers does not know, a key that this type does not have, a value that it
-    refuses, and an architecture that is not supported.
+    Raises UserError for a type that transformers does not know, a key that this type does not have, and a value that it
+    refuses.
     """
     kind = architecture.model_type
     if kind not in CONFIG_MAPPING:
@@ -72,8 +71,6 @@ def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
         config = AutoConfig.for_model(**{**keys, **changes})
     except Exception as error:  # whatever the class checks
         raise UserError(f"model.architecture: {message_of(error)}") from error
-    if why := unsupported(config):
-        raise UserError(f"model.architecture.model_type: {kind} {why}")
     return without_dropout(config)
 
 
@@ -85,7 +82,6 @@ def parameter_count(architecture: Architecture, **changes: Any) -> int:
     config = config_of(architecture, **changes)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    check_model(model, config.model_type)
     return sum(weight.numel() for weight in model.parameters())
 
 
@@ -103,8 +99,6 @@ def architecture_of(config: Mapping[str, Any]) -> JsonObject:
         actual = AutoConfig.for_model(**content)
     except Exception as error:
         raise UserError(f"config.json: {message_of(error)}") from error
-    if why := unsupported(actual):
-        raise UserError(f"config.json: {kind} {why}")
     required = {key: getattr(actual, key, None) for key in Architecture.required_keys() if key != "model_type"}
     required["num_key_value_heads"] = required["num_key_value_heads"] or required["num_attention_heads"]
     known = _keys_of(kind)

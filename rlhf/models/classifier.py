@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding, PreTrainedConfig
 from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -32,8 +34,24 @@ def add_classifier(config: PreTrainedConfig) -> None:
     causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     family = next(kind for kind in causal.__mro__ if kind.__name__.endswith("PreTrainedModel"))
     name = causal.__name__.replace("ForCausalLM", "ForSequenceClassification")
-    classifier = type(name, (GenericForSequenceClassification, family), {"__module__": __name__})
+    # transformers reads the source of the class's module for what it supports
+    kept = {"__module__": causal.__module__, "config_class": type(config), "forward": _scores_of_last_tokens}
+    classifier = type(name, (GenericForSequenceClassification, family), kept)
     AutoModelForSequenceClassification.register(type(config), classifier, exist_ok=True)
+
+
+def _scores_of_last_tokens(
+    self: Any, input_ids: Tensor, attention_mask: Tensor | None = None, **_: object
+) -> SequenceClassifierOutput:
+    """Return a score (B, 1) at the last token of each row that is not padding: the forward pass of a classifier.
+
+    transformers' own asks a decoder for a key-value cache, which recurrent ones do not have.
+    """
+    decoder: Any = getattr(self, self.base_model_prefix)
+    states = decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+    places = torch.arange(input_ids.shape[1], device=input_ids.device)
+    last = (places * (input_ids != self.config.pad_token_id)).argmax(-1)
+    return SequenceClassifierOutput(logits=self.score(states[torch.arange(len(states), device=states.device), last]))
 
 
 class Classifier:

@@ -22,7 +22,8 @@ from transformers import (
 from rlhf.data import hub, tokenize
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
-from rlhf.models import folders, gguf, records, wheels
+from rlhf.files import JsonObject
+from rlhf.models import folders, gguf, records
 from rlhf.models import weights as stored
 from rlhf.models.architecture import config_of, shape_differences
 from rlhf.models.classifier import add_classifier
@@ -30,9 +31,8 @@ from rlhf.models.dropout import without_dropout
 from rlhf.models.end_tokens import end_ids
 from rlhf.models.lean import limits
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
-from rlhf.models.places import check_places, check_sources, whole_report
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
-from rlhf.models.support import check_lengths, check_model, check_training, unsupported
+from rlhf.models.support import check_lengths
 from rlhf.recipe import shape
 from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.names import is_gguf
@@ -46,6 +46,7 @@ from rlhf.terminal import message_of
 
 ModelHead = Literal["lm", "score"]
 SCORE = "score.weight"  # the scalar head in transformers' classifiers
+INNER_NAMES = {r"^model\.language_model\.": "model."}  # of a language model in a checkpoint that also reads images
 
 
 def load_tokenizer(spec: BaseSpec) -> DialogueTokenizer:
@@ -85,8 +86,6 @@ def new_base(architecture: Architecture, tokenizer: DialogueTokenizer, dtype: st
         eos_token_id=tokenizer.eos_id,
     )
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    check_model(model, "model.architecture")
-    check_training(model, "model.architecture")
     for parameter in model.parameters():  # but no buffers: rotary frequencies are float32 in every model
         parameter.data = parameter.data.to(getattr(torch, dtype))
     return model
@@ -104,7 +103,7 @@ def base_name(spec: BaseSpec) -> str:
         assert spec.pretrained
         return str(spec.pretrained.resolve())
     if model.source == "package":
-        return str(wheels.fetched(model))
+        return str(gguf.fetched(model))
     return local_name(model)
 
 
@@ -137,11 +136,14 @@ def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quan
     if settings.source == "random":
         base = _draw_base(spec, device, kind, nf4, options)
     else:
-        base = _read_base(settings, name, device, kind, nf4, options)
-        _check_loaded(base, settings, name, whole=head == "lm")
+        loading = partial(_loading, "the base model", name, settings)
+        base = _from_pretrained(kind, name, device, loading, settings.revision, quantization_config=nf4, **options)
+        if settings.architecture:
+            _check_architecture(base.config, settings.architecture, name)
+        if head == "lm":
+            end_ids(base, name)
     if nf4 is not None:
         check_layers(base, name)
-    check_training(base, name)
     check_lengths(base.config, spec.lengths, name)
     if spec.trunk == "lean":
         limits.check_supported(base)
@@ -178,38 +180,6 @@ def _draw_base(
     return base
 
 
-def _read_base(
-    settings: Model,
-    name: str,
-    device: torch.device,
-    kind: AutoModel,
-    nf4: BitsAndBytesConfig | None,
-    options: LoadingOptions,
-) -> PreTrainedModel:
-    """Return a checkpoint's model: a folder's, or the hub's at its pinned revision."""
-    loading = partial(_loading, "the base model", name, settings)
-    return _from_pretrained(kind, name, device, loading, settings.revision, quantization_config=nf4, **options)
-
-
-def _check_loaded(base: PreTrainedModel, settings: Model, name: str, whole: bool) -> None:
-    """Raise UserError for a checkpoint that is not of the recipe's shape, or whose parts are not supported.
-
-    `whole`: it has its language-model head, so that its parts can be compared with it.
-    """
-    if settings.architecture:
-        _check_architecture(base.config, settings.architecture, name)
-    if whole:
-        with _loading("the base model", name, settings):  # it runs the library's forward pass
-            check_model(base, name)
-        end_ids(base, name)
-
-
-def _check_supported(config: PreTrainedConfig, name: str) -> None:
-    """Raise UserError for a type of model that is not supported."""
-    if why := unsupported(config):
-        raise UserError(f"{name}: {config.model_type} {why}")
-
-
 def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
     """Return the model that the stage merge has written. Raises UserError where it cannot be used."""
     return _from_pretrained(AutoModelForCausalLM, str(folder), device, partial(reading, folder))
@@ -230,22 +200,24 @@ def _from_pretrained(
 ) -> PreTrainedModel:
     """Return a checkpoint's model without dropout: all of the checkpoint's weights, which must be finite.
 
-    A folder is checked before it is read. Blocks of `errors_named` turn what the library raises into a UserError.
+    Of a checkpoint that reads images or sound too it is the language model alone. A folder is checked before it is
+    read. Blocks of `errors_named` turn what the library raises into a UserError.
     """
     if Path(name).is_dir():
         folders.check(Path(name))
     with errors_named():
-        config = without_dropout(AutoConfig.from_pretrained(name, revision=revision))
-    _check_supported(config, name)
+        whole = AutoConfig.from_pretrained(name, revision=revision)
+    config = without_dropout(whole.get_text_config(decoder=True))
     if kind is AutoModelForSequenceClassification:
         config.num_labels = 1
         add_classifier(config)
-    with errors_named(), whole_report():
+    with errors_named():
         loaded: Any = kind.from_pretrained(
             name,
             config=config,
             revision=revision,
             device_map={"": device},
+            key_mapping=None if config is whole else INNER_NAMES,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # the report names them; an error would not
             use_safetensors=True,
@@ -253,6 +225,9 @@ def _from_pretrained(
         )
     base: PreTrainedModel
     base, report = loaded
+    causal = kind is AutoModelForCausalLM
+    # A new scalar head has no source, and that of the language model then no place. Nor have towers for images.
+    stored.check_report(report, name, () if causal else (SCORE,), placed=causal and config is whole)
     # transformers sets this only for several devices. Trainer reads it: without, it would count every visible card and
     # TRL would refuse. The device has no index, because Trainer takes `cuda:0` for a model that is not placed.
     loaded[0].hf_device_map = {"": device}
@@ -262,24 +237,8 @@ def _from_pretrained(
         keep_layout(base)
     if any(isinstance(module, BaseTunerLayer) for module in base.modules()):
         raise UserError(f"{name} has an adapter beside its weights: merge it into them, or take {ADAPTER_CONFIG} away")
-    if kind is AutoModelForCausalLM:
-        check_sources(report, name)
-        check_places(report, name)
-    else:  # its head is new
-        check_sources(report, name, SCORE)
-        check_places({"unexpected_keys": {SCORE} - report["missing_keys"]}, name)
-        if report["unexpected_keys"] - {*_output_weights(config)}:
-            # The causal model knows other names of these weights too, as GPT-NeoX's embed_out, and refuses the rest.
-            _from_pretrained(AutoModelForCausalLM, name, torch.device("meta"), errors_named, revision)
     stored.check_base(base, name)
     return base
-
-
-def _output_weights(config: PreTrainedConfig) -> list[str]:
-    """Return the names of the weights behind a causal model's decoder, which a classifier does not need."""
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
-    return [key for key in model.state_dict() if not key.startswith(f"{model.base_model_prefix}.")]
 
 
 @contextmanager
@@ -313,6 +272,6 @@ def _check_architecture(config: PreTrainedConfig, architecture: Architecture, na
         )
 
 
-def conversion_of(spec: BaseSpec) -> records.Conversion | None:
+def conversion_of(spec: BaseSpec) -> JsonObject | None:
     """Return what the folder of a base was converted from, a GGUF file; None for another base."""
     return gguf.record_of(Path(base_name(spec))) if spec.model.source in ("local", "package") else None

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf.run.records import Amount, Count, Hash, Hashes, InnerFile, Record
+from rlhf.run.records import Amount, Count, InnerFile, Record
 
 
 class ModelConfig(Record):
@@ -24,16 +24,6 @@ class WeightsIndex(Record):
 
     metadata: dict[str, object]
     weight_map: dict[str, InnerFile]
-
-
-class Conversion(Record):
-    """What the folder of a converted GGUF file was made from, in conversion.json."""
-
-    sha256: Hash  # of the file
-    licence: str
-    packages: dict[str, str | None]  # that read the file
-    bytes: dict[InnerFile, Count]  # of each file in the folder
-    converted: Hashes
 
 
 class AdapterConfig(Record):

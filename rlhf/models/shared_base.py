@@ -24,7 +24,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from rlhf.data.batch import Rollout
 from rlhf.models.end_tokens import end_ids
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
-from rlhf.models.output_layer import response_statistics
+from rlhf.models.output_layer import is_plain, own_logits, response_statistics
 from rlhf.models.precision import mixed_precision
 from rlhf.models.roles import AdapterStart, Roles
 from rlhf.models.sharding import keep_layers_whole, shard_layers
@@ -59,6 +59,7 @@ class SharedBase:
         self.score_heads: dict[ScoreRole, nn.Linear] = {}
         self.value_head: nn.Linear | None = None
         self.sharded = False
+        self.checked = False  # whether sampling was compared with training, in a first rollout
         self.roles = Roles(base, adapters, trainable)
 
     @property
@@ -163,6 +164,8 @@ class SharedBase:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (…, vocabulary) of the next token from final-norm hidden states (…, H)."""
+        if not is_plain(self.base):
+            return own_logits(self.base, hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
         logits: Tensor = self.base.get_output_embeddings()(hidden)
         return logits if self.logit_scale == 1.0 else logits * self.logit_scale
 

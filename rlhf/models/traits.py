@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # types whose frequencies depend on the longest row of a batch
@@ -32,4 +33,9 @@ def sliding_window(config: PreTrainedConfig) -> int | None:
 
 def has_fused_experts(model: PreTrainedModel) -> bool:
     """Return whether a model keeps the weights of many experts in one tensor (experts, out, in)."""
-    return any(weight.dim() == 3 for weight in model.parameters())
+    return any(
+        weight.dim() == 3
+        for module in model.modules()
+        if not isinstance(module, nn.Conv1d)
+        for weight in module.parameters(recurse=False)
+    )

@@ -4,6 +4,7 @@ Only tensors, numbers and containers of them are unpickled, so no code runs. A w
 another shape or not finite is an error in one line: libraries would skip it, draw it at random, or train on NaN.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 from rlhf.run.reader import reading
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "state1", "state2")  # in torch's AdamW and in bitsandbytes'
+# Buffers that a model's code computes, and old checkpoints have: rotary frequencies, positions, causal masks.
+COMPUTED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids|(attn|attention)\.(masked_)?bias)$")
 SCORE_WEIGHT = "base_model.model.score.weight"  # the reward model's head in its adapter
 
 
@@ -131,6 +134,21 @@ def check_optimizer(optimizer: Any, where: str) -> None:
         moments = {f"{name} of parameter {number}": x for name, x in state.items() if name in MOMENTS}
         check_shapes(moments, dict.fromkeys(moments, parameter), where)
         check_finite(moments, where)
+
+
+def check_report(report: Mapping[str, Any], where: str, unneeded: tuple[str, ...] = (), placed: bool = True) -> None:
+    """Raise UserError where transformers drew weights that a checkpoint lacks, or left out some of it if `placed`.
+
+    `report` is its `output_loading_info`. Names that begin with one of `unneeded` may be missing, and buffers that the
+    code computes.
+    """
+    missing = [key for key in report["missing_keys"] if not key.startswith(unneeded)]
+    other_shape = [str(key[0]) for key in report["mismatched_keys"]]
+    left_out = [*report["unexpected_keys"]] if placed else []
+    for keys, problem in ((missing, "lacks"), (other_shape, "has another shape of"), (left_out, "has no place for")):
+        if keys := sorted(key for key in keys if not COMPUTED.search(key)):
+            others = f" and {len(keys) - 1} more weights" if len(keys) > 1 else ""
+            raise UserError(f"{where}: its config.json's model {problem} {keys[0]}{others}: take both from one save")
 
 
 def check_base(model: PreTrainedModel, where: str) -> None:

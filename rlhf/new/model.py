@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rlhf.data import hub
 from rlhf.errors import OptionError, UserError, no_such
-from rlhf.files import read_json
+from rlhf.files import JsonObject, read_json
 from rlhf.models.fetch import SMALL_FILES
 from rlhf.recipe.names import is_commit, is_gguf
 from rlhf.recipe.schema_model import Architecture, PackageFile, Tokenizer
@@ -78,7 +78,7 @@ def read_model(model: str, revision: str | None) -> ModelFiles:
 
 def _kind(model: str) -> Literal["file", "folder", "package", "model of the hub"]:
     """Return what --model names. Raises OptionError for what can be none of these."""
-    from rlhf.models.wheels import REQUIREMENT
+    from rlhf.models.gguf import REQUIREMENT
 
     if Path(model).is_dir():
         return "folder"
@@ -98,7 +98,7 @@ def _in_file(file: Path) -> ModelFiles:
 
     made = gguf.converted(file)
     record = gguf.record_of(made)
-    return ModelFiles("local", str(file.resolve()), None, made, record.licence if record else "not stated", False)
+    return ModelFiles("local", str(file.resolve()), None, made, _licence(record), False)
 
 
 def _in_folder(folder: Path) -> ModelFiles:
@@ -109,16 +109,21 @@ def _in_folder(folder: Path) -> ModelFiles:
 
 def _in_package(model: str) -> ModelFiles:
     """Return the model in a Python package. Raises UserError, which says what else a word could have been."""
-    from rlhf.models import gguf, wheels
+    from rlhf.models import gguf
 
     try:
-        found = wheels.find(model)
+        found = gguf.find(model)
     except UserError as error:
         others = "a folder or a GGUF file of that name is not here, and models of the hub are named like Qwen/Qwen3-8B"
         raise UserError(f"--model {model}: {error}; {others}") from error
     record = gguf.record_of(found.folder)
-    licence, name = record.licence if record else "not stated", found.file.package
-    return ModelFiles("package", name, None, found.folder, licence, False, found.file, found.sha256)
+    name = found.file.package
+    return ModelFiles("package", name, None, found.folder, _licence(record), False, found.file, found.sha256)
+
+
+def _licence(record: JsonObject | None) -> str:
+    """Return the licence of a converted file."""
+    return str(record["licence"]) if record else "not stated"
 
 
 def _download(model: str, revision: str | None) -> ModelFiles:

@@ -1,6 +1,7 @@
-"""Model types that the tests take through every stage and compare with transformers (docs/own-model.md).
+"""Model types whose layers this project runs by itself: to sample, some to train too (docs/own-model.md).
 
-A model of another type is compared when it is loaded: rlhf/rollout/probe.py.
+Models of any other type are run as transformers runs them. What was sampled is compared with what is trained in the
+first rollout of every model: rlhf/rollout/check.py.
 """
 
 from typing import NamedTuple

@@ -6,7 +6,7 @@ number lies within rounding of the boundary between two tokens: rarely in float3
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,9 @@ from rlhf.data.tokenize import SpecialIds
 from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.process import distributed
+from rlhf.recipe.model_types import TESTED
 from rlhf.rollout.decoding import Decoding, Done, Sampling
+from rlhf.rollout.generate import generate
 from rlhf.rollout.library_decoding import LibraryDecoding, few_kernels, using_attention
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
@@ -67,15 +69,20 @@ def sample(
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     order = by_length if replicate else distributed.own_rows(by_length)
     at_once = max(1, sampling.batch_size // copies)
-    with ready(model, trunk, whole=not replicate or distributed.world() == 1) as new_decoding:
+    lean = trunk is not None and trunk.trunk.decodes
+    own = not lean and model.config.model_type not in TESTED  # transformers' `generate` knows every type
+    whole = not replicate or distributed.world() == 1
+    with mixed_precision(model), nullcontext() if own else ready(model, trunk, whole) as new_decoding:
         for at in range(0, len(order), at_once):
             indices = order[at : at + at_once]
             rows = [i * copies + copy for i in indices for copy in range(copies)]
-            batch = [prompts[i] for i in indices]
-            start = partial(new_decoding, batch, uniforms[rows], sampling, tokenizer)
-            tokens[rows], logprobs[rows] = _decode(
-                phase, start, _part(done, at / len(order), len(indices) / len(order))
-            )
+            batch = [prompts[i] for i in indices], uniforms[rows], sampling, tokenizer
+            told = _part(done, at / len(order), len(indices) / len(order))
+            if new_decoding is None:
+                with phase("decode"):
+                    tokens[rows], logprobs[rows] = generate(model, *batch, told)
+            else:
+                tokens[rows], logprobs[rows] = _decode(phase, partial(new_decoding, *batch), told)
     if not replicate:
         distributed.all_sum(tokens, logprobs)
 

@@ -36,7 +36,6 @@ from rlhf.recipe.names import ScoreRole
 from rlhf.recipe.schema import Rm
 from rlhf.recipe.schema_evaluate import Evaluate
 from rlhf.recipe.stages import RM, SECOND_RM, PolicyLabel, PolicyName, PolicyStart
-from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.layout import SUMMARY
@@ -65,7 +64,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
 
     with telemetry.phase("load"):
         shared = load_roles(run, device, run.parents.start(), trained)
-        check_sampling(shared.base, tokenizer)
         overlap = Overlap(answers(corpus, prompts, options.num_samples), options.bertscore_model, device)
     with telemetry.phase("evaluate"):
         labels: list[PolicyLabel] = [*dict.fromkeys(("base", recipe.start)), *trained]

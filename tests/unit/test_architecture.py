@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlhf.errors import UserError
 from rlhf.models import decoding_layers
 from rlhf.models.architecture import architecture_of, config_of, shape_differences
-from rlhf.models.support import check_model
 from rlhf.models.traits import logit_scale, ropes, sliding_window
 from rlhf.recipe.model_types import RMS_NORMS, TESTED
 from rlhf.recipe.schema_model import Architecture
@@ -80,13 +79,6 @@ def test_as_many_key_value_heads_as_heads_may_be_written_as_null():
     assert shape_differences(Architecture.model_validate(section), config) == {}
 
 
-@pytest.mark.parametrize("kind", models.REFUSED)
-def test_what_the_engine_cannot_do_is_refused_with_the_reason(kind):
-    config = AutoConfig.for_model(kind).to_dict()
-    with pytest.raises(UserError, match=f"config.json: {kind} {models.REFUSED[kind]['why']}"):
-        architecture_of(config)
-
-
 class Other(nn.Module):
     """Another output layer."""
 
@@ -113,37 +105,9 @@ def test_every_rope_of_a_model_is_known():
     assert ropes(AutoConfig.for_model("gpt2")) == [{}]
 
 
-def test_a_model_whose_parts_are_not_the_whole_is_refused():
-    """A logit scale that is not known here, and a layer that sees what comes after a token."""
-    model = models.model("granite", 64)
-    check_model(model, "a model")
-    model.config.logits_scaling = 1.0
-    assert logit_scale(model.config) == 1.0
-    model.model.layers[0].register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True))
-    with pytest.raises(UserError, match="a model: its output for a token depends on later tokens"):
-        check_model(model, "a model")
-    scaled = models.model("llama", 64)
-    plain = scaled.forward
-    scaled.forward = lambda **inputs: _scaled(plain(**inputs))
-    with pytest.raises(UserError, match="a model: its logits are not its hidden states times the output matrix"):
-        check_model(scaled, "a model")
-
-
 def _scaled(output: Any) -> Any:
     output.logits = 2 * output.logits
     return output
-
-
-def test_an_output_layer_with_a_bias_and_attention_sinks_are_refused():
-    sizes = models.SIZES | {"vocab_size": 64}
-    phi = AutoModelForCausalLM.from_config(AutoConfig.for_model("phi", **sizes, pad_token_id=0))
-    with pytest.raises(UserError, match="an output layer with a bias"):
-        check_model(phi, "phi")
-    small = sizes | {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8, "pad_token_id": 0}
-    small |= {"layer_types": ["full_attention"] * 4, "bos_token_id": None, "eos_token_id": None}
-    gpt_oss = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt_oss", **small))
-    with pytest.raises(UserError, match="attention with sinks"):
-        check_model(gpt_oss, "gpt-oss")
 
 
 @pytest.mark.parametrize(

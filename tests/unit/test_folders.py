@@ -134,21 +134,6 @@ def test_a_folder_that_cannot_be_used_is_one_line(folder, trained, tmp_path, mon
     assert not (tmp_path / "unpickled").exists()
 
 
-@pytest.mark.parametrize(
-    "place", ["rlhf.models.loading._check_supported", "rlhf.data.tokenize.DialogueTokenizer.__init__"]
-)
-def test_an_error_of_our_own_is_not_taken_for_a_damaged_folder(folder, trained, tmp_path, monkeypatch, place):
-    def fail(*_, **__):
-        raise TypeError("a bug")
-
-    monkeypatch.setattr(place, fail)
-    changes = {"model__name": str(folder), "tokenizer__name": str(folder), "tokenizer__source": "local"}
-    run = StageRun(tmp_path, pretrained(trained, tmp_path, **changes), "sft")
-    with pytest.raises(TypeError, match="a bug"):
-        load_tokenizer(run.base)
-        load_base(run.base, CPU)
-
-
 def test_a_whole_index_is_read(folder, trained, tmp_path):
     with_index(metadata={"total_size": 1})(folder)
     run = StageRun(tmp_path, pretrained(trained, tmp_path, model__name=str(folder)), "sft")

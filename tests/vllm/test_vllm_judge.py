@@ -6,7 +6,7 @@ import pytest
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.models import wheels
+from rlhf.models import gguf
 from rlhf.stages.online.judge_reward import JudgeReward
 from tests.helpers import RECIPE, free_port
 from tests.lines import read_intact_lines
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 def test_marks_of_a_served_model_are_asked_for_once_and_counted(tmp_path):
     try:
-        base = wheels.fetched(recipe.load(RECIPE.parents[1] / "cpu-smollm2-sums/v1").recipe.model)
+        base = gguf.fetched(recipe.load(RECIPE.parents[1] / "cpu-smollm2-sums/v1").recipe.model)
     except UserError as error:
         pytest.skip(str(error))
     port = free_port()

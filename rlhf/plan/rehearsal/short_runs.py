@@ -64,13 +64,18 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
 
 
 def _check_depth(recipe: Recipe) -> None:
-    """Raise UserError if the first layers do not stand for the others. Tested types have the same weights in all."""
+    """Raise UserError for a type that is not predicted, and where the first layers do not stand for the others."""
     from rlhf.models.architecture import config_of
 
     architecture = recipe.model.architecture
     assert architecture
+    if architecture.model_type not in TESTED:
+        raise UserError(
+            f"memory of {architecture.model_type} models is not predicted: transformers' own generate samples from "
+            "them, on any device alike; run the stages without a prediction"
+        )
     config = config_of(architecture)
-    if architecture.model_type not in TESTED or "mlp_only_layers" in architecture.others():
+    if "mlp_only_layers" in architecture.others():
         check_equal_layers(config)
     check_windows(config, recipe.longest())
 

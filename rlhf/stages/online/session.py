@@ -26,9 +26,9 @@ from rlhf.recipe.names import Role, SharedRole
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.recipe.stages import RM
 from rlhf.rollout import vllm
+from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.probe import check_sampling
 from rlhf.rollout.vllm_command import start_command
 from rlhf.run.checkpoints import with_resume_advice
 from rlhf.run.directory import StageRun
@@ -93,7 +93,6 @@ def _load_models(
         shared.base.enable_input_require_grads()
     if options.model_scores:
         add_reward_models(shared, run)
-    check_sampling(shared.base, tokenizer)
     return shared
 
 
@@ -207,6 +206,7 @@ class Session:
             with shared.role("policy"):
                 trunk = shared.role_trunk
                 rollout = sample(shared.base, prompts, tokenizer, sampling, phase=self.phase, trunk=trunk)
+                check_first(shared, rollout, sampling)
         if shared.lean_trunk is None or copies == 1:
             return rollout
         return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))

@@ -17,7 +17,6 @@ from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe.names import Role, SharedRole
 from rlhf.recipe.stages import FEW_SAMPLES
-from rlhf.rollout.probe import check_sampling
 from rlhf.run.directory import StageRun
 
 
@@ -43,7 +42,6 @@ def measure_against_start(
     roles: dict[Role, AdapterStart] = {"policy": run.path, "reference": run.parents.start()}
     hardware = recipe.hardware
     shared = SharedBase(load_base(run.base, device), roles, lean=hardware.trunk == "lean", joins=hardware.joined_rows)
-    check_sampling(shared.base, tokenizer)
     sampling, truth = heldout_sampling(recipe.evaluate), recipe.data.has_true_reward
     before, after = (
         measure(shared, role, tokenizer, prompts, sampling, seed=recipe.seed, with_true_reward=truth)

@@ -1,0 +1,72 @@
+"""Sampling by transformers' own `generate`: its caches and masks serve every type of causal language model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from rlhf.data.tokenize import SpecialIds, pad_right
+from rlhf.models.precision import Model
+from rlhf.rollout.decoding import Done, Sampling, draw_tokens
+
+
+def generate(
+    model: Model,
+    prompts: Sequence[list[int]],
+    uniforms: Tensor,
+    sampling: Sampling,
+    tokenizer: SpecialIds,
+    done: Done,
+) -> list[Tensor]:
+    """Return tokens and their log-probabilities, each (B, R), of responses to prompts; after EOS they have no meaning.
+
+    uniforms (B, R): the numbers in [0, 1) by which tokens are drawn, in equal parts for the responses to each prompt.
+    """
+    device, (rows, room) = uniforms.device, uniforms.shape
+    ids = pad_right([prompt[::-1] for prompt in prompts], tokenizer.pad_id).flip(1)  # prompts end together
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    mask = torch.arange(ids.shape[1]) >= ids.shape[1] - lengths[:, None]
+    ids, mask = (x.to(device).repeat_interleave(rows // len(prompts), 0) for x in (ids, mask.long()))
+    draw = _Draw(uniforms, sampling)
+    run: Any = model.generate
+    sequences: Tensor = run(
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=room,
+        do_sample=False,  # `draw` leaves one token
+        eos_token_id=tokenizer.eos_id,
+        pad_token_id=tokenizer.pad_id,
+        logits_processor=LogitsProcessorList([draw]),
+        stopping_criteria=StoppingCriteriaList([_Told(done, ids.shape[1], room)]),
+    )
+    tokens = torch.full((rows, room), tokenizer.pad_id, device=device)
+    new = sequences[:, ids.shape[1] :]
+    tokens[:, : new.shape[1]] = new
+    return [tokens, draw.logprobs]
+
+
+class _Draw(LogitsProcessor):
+    """Draws the next token of each row by its own number, and leaves no other."""
+
+    def __init__(self, uniforms: Tensor, sampling: Sampling):
+        self.uniforms, self.sampling, self.step = uniforms, sampling, 0
+        self.logprobs = torch.zeros_like(uniforms)
+
+    def __call__(self, _ids: Tensor, scores: Tensor) -> Tensor:
+        drawn = self.uniforms[:, self.step]
+        ids, self.logprobs[:, self.step] = draw_tokens(scores, drawn, self.sampling.temperature, self.sampling.top_p)
+        self.step += 1
+        return torch.full_like(scores, -torch.inf).scatter_(1, ids[:, None], 0.0)
+
+
+class _Told(StoppingCriteria):
+    """Tells after each token which share is done; a true answer ends all rows."""
+
+    def __init__(self, done: Done, width: int, room: int):
+        self.done, self.width, self.room = done, width, room
+
+    def __call__(self, ids: Tensor, _scores: Tensor, **_: object) -> Tensor:
+        ends = bool(self.done((ids.shape[1] - self.width) / self.room))
+        return torch.full((len(ids),), ends, device=ids.device)
