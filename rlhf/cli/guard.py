@@ -1,6 +1,6 @@
 """The end of a command: one line for a known failure, a traceback for a bug."""
 
-import errno
+import io
 import itertools
 import os
 import pwd
@@ -11,13 +11,11 @@ from collections.abc import Sequence
 import click
 
 from rlhf.errors import OptionError, UserError
-from rlhf.files import file_limit
 from rlhf.process import children, distributed, endings, exhaustion, launching
-from rlhf.terminal import message_of, one_line, say, shortened, streams, visible
+from rlhf.terminal import message_of, one_line, say, visible
 
 MISTAKE = 2  # exit code of a mistake in the command, as click has it
 BUG = 70  # exit code of a bug, as in sysexits.h
-LONGEST_TRACEBACK = 20_000  # characters
 
 
 def guarded(command: click.Command, name: str | None = None) -> None:
@@ -25,25 +23,25 @@ def guarded(command: click.Command, name: str | None = None) -> None:
 
     `name` is the program's name in its messages; None takes it from the command line.
     """
-    streams.guard_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show
     try:
-        with endings.listening(_print_stopped):
+        with endings.listening():
             _check_process()
             _check_arguments(sys.argv[1:])
             command.main(prog_name=name, standalone_mode=False)
             print(end="", flush=True)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # a group without a command shows its help
+        sys.exit(error.exit_code)
     except click.ClickException as error:
-        if isinstance(error, click.exceptions.NoArgsIsHelpError):
-            error.show()  # a group without a command shows its help
-        else:
-            say(_in_one_line(error))
+        say(_in_one_line(error))
         sys.exit(error.exit_code)
     except (endings.Stopped, KeyboardInterrupt, click.Abort) as error:
-        cause = error.__cause__  # click turns an EOFError into Abort, as for Ctrl-D
-        sys.exit(_failed(cause) if isinstance(cause, EOFError) else _stopped(error))
-    except BrokenPipeError:  # the reader has left, as in `rlhf plan … | head`; a run's own processes continue
-        say(f"{command.name}: the reader of the output has closed it")
-        _abandon_stdout()
+        sys.exit(_stopped(error))
+    except BrokenPipeError:  # the reader has left, as in `rlhf plan … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter would write to it again
         sys.exit(1)
     except Exception as error:
         sys.exit(_failed(error))
@@ -61,59 +59,37 @@ def fail(message: str, *advice: str) -> int:
     return 1
 
 
-def _print_stopped(line: str) -> None:
-    """Print that a signal ended the command. Of several processes one prints it."""
-    if launching.pass_on(one_line(line)) or distributed.rank() or children.part_of_command():
-        return
-    if sys.stderr is not None and sys.stderr.isatty():
-        say("")  # ends the line on which the terminal wrote ^C
-    say(line)
-
-
 def _failed(error: Exception) -> int:
     """Explain an error, with its traceback if RLHF_DEBUG is set. Returns the exit code."""
     exhausted = exhaustion.out_of_memory(error)
-    if exhausted:
-        exhaustion.exit_quietly()
-    code = _explained(error)
-    if os.environ.get("RLHF_DEBUG") and code != BUG:
-        _print_traceback(error)
-    return exhaustion.EXHAUSTED if exhausted else code
-
-
-def _explained(error: Exception) -> int:
-    """Print why the command ends. Returns the exit code."""
+    if os.environ.get("RLHF_DEBUG"):
+        traceback.print_exception(error)
     if isinstance(error, UserError):
         code = fail(*error.lines)
-        return MISTAKE if isinstance(error, OptionError) else code
-    if exhaustion.out_of_memory(error):
-        reason = message_of(error)
-        return fail(f"out of memory{exhaustion.limit_in_words()}: free some, or allow more ({reason})")
+        return exhaustion.EXHAUSTED if exhausted else MISTAKE if isinstance(error, OptionError) else code
+    if exhausted:
+        fail(f"out of memory: free some, or allow more ({message_of(error)})")
+        return exhaustion.EXHAUSTED
     if isinstance(error, OSError):
-        if error.filename is None:
-            _abandon_stdout()  # stdout may be what failed, and the interpreter would write to it again
-        limit = f" (ulimit -f: {file_limit():,} bytes)" if error.errno == errno.EFBIG and file_limit() else ""
-        return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}{limit}")
+        return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
     if launching.other_rank_ended(error):
         if not launching.pass_on("another rank has ended"):
             say("error: another rank has ended; its own message says why")
         return launching.LOST
-    _print_traceback(error)
+    print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     advice = "please report the lines above, your command and `rlhf --version`"
     say(f"error: this is a bug in rlhf and not your mistake: {advice}")
     return BUG
 
 
-def _print_traceback(error: Exception) -> None:
-    """Print an error's traceback, with those of the errors that led to it."""
-    text = "".join(traceback.format_exception(error))
-    print(visible(shortened(text, LONGEST_TRACEBACK)), end="", file=sys.stderr)
-
-
 def _stopped(error: BaseException) -> int:
-    """Print that a signal ended the command. Returns the exit code of a shell: 128 plus the signal's number."""
+    """Print that a signal ended the command; of several processes one prints it.
+
+    Returns the exit code of a shell: 128 plus the signal's number.
+    """
     line = str(error) if isinstance(error, endings.Stopped) else "stopped"
-    _print_stopped(line)
+    if not (launching.pass_on(one_line(line)) or distributed.rank() or children.part_of_command()):
+        say(line)
     return 128 + error.number if isinstance(error, endings.Stopped) else 130
 
 
@@ -159,11 +135,3 @@ def _check_arguments(words: Sequence[str]) -> None:
     for word in words:
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
             raise click.UsageError(f"{one_line(word)}: bytes that are not UTF-8; rename the file, or type it in UTF-8")
-
-
-def _abandon_stdout() -> None:
-    """Discard the output that is still buffered, if it cannot be written."""
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError, AttributeError):
-        streams.discard(1)

@@ -12,7 +12,6 @@ from rlhf.rating import server
 from rlhf.rating.pairs import PairedAnswers, pair_answers
 from rlhf.rating.ratings import show_summary
 from rlhf.run.packages import install_command
-from rlhf.terminal import streams
 
 
 @click.command("ab")
@@ -86,7 +85,6 @@ def judge(
     `rlhf ab` shows to people; a choice counts if it is the same in both orders.
     """
     paired = _pairs(choice, out, a, b)
-    streams.outlast()
     try:
         from rlhf.rating import judge as judging
     except ModuleNotFoundError as error:

@@ -14,7 +14,7 @@ from rlhf.recipe import rehearsal as content
 from rlhf.run.lock import locked
 from rlhf.stages import rehearsal as rehearsing
 from rlhf.stages.rehearsal import Outcome
-from rlhf.terminal import say, screen, streams
+from rlhf.terminal import say, screen
 from rlhf.terminal.tables import rows_table
 
 
@@ -33,7 +33,6 @@ def rehearse(choice: Choice, out: Path) -> None:
     of the recipe in <out>/rehearsal is replaced. The exit code is not 0 if a stage failed, or computed a number that is
     not finite.
     """
-    streams.outlast()
     loaded = choice.load()
     folder = (out / "rehearsal" / loaded.name / loaded.version).absolute()
     rows = folder / "rows.jsonl"

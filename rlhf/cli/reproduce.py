@@ -17,7 +17,7 @@ from rlhf.recipe import PinnedRecipe, StageName, parse_overrides
 from rlhf.recipe.stages import stage_name
 from rlhf.run.reader import advising
 from rlhf.run.records import Summary
-from rlhf.terminal import screen, streams
+from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
 
 CONTINUES = "the same command continues: finished stages are kept, the interrupted one is resumed"
@@ -38,7 +38,6 @@ def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: f
 
     The table has a row for each target. Finished stages are kept, interrupted ones are resumed.
     """
-    streams.outlast()
     numbers, stages = _seeds(seeds), _stages(until)
     loaded = choice.load()
     if "seed" in parse_overrides(choice.changes):

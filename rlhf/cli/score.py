@@ -65,9 +65,8 @@ def _show(scored: Sequence[scoring.ScoredItem]) -> None:
     single = names == ["response"]
     columns = ["prompt", *(["answer"] if single else []), *(["score"] if single else names)]
     rows = []
-    shown = scored[:TABLE_ROWS]
-    for row, question in zip(shown, _questions(shown), strict=True):
-        cells = [question, *([_excerpt(row.item.answers["response"])] if single else [])]
+    for row in scored[:TABLE_ROWS]:
+        cells = [_excerpt(_last_message(row)), *([_excerpt(row.item.answers["response"])] if single else [])]
         cells += [wording.number(row.scores.get(name)) for name in names]
         rows.append([*cells, *([wording.number(row.margin)] if paired else [])])
     title = f"scores of {counted(len(scored), 'row')}" + (
@@ -93,13 +92,6 @@ def _show_cut(cut: dict[str, int], not_scored: int) -> None:
     for description, count in notes.items():
         if count:
             screen.OUT.print(f"{count:,} {description} (rm.max_prompt_length, rm.max_length)")
-
-
-def _questions(scored: Sequence[scoring.ScoredItem]) -> list[str]:
-    """Return a line for each prompt: its last message, from where the rows differ if one of them is too long."""
-    texts = [_last_message(row) for row in scored]
-    too_long = any(len(text) > SHORT for text in texts)
-    return [_excerpt(text) for text in (wording.varying(texts) if too_long else texts)]
 
 
 def _last_message(row: scoring.ScoredItem) -> str:

@@ -24,7 +24,7 @@ from rlhf.run.finished import read_summary
 from rlhf.run.records import Summary
 from rlhf.stages import runner
 from rlhf.stages.result import Result
-from rlhf.terminal import screen, streams
+from rlhf.terminal import screen
 from rlhf.terminal.tables import show_sample
 
 TRIAL_NOTE = (
@@ -44,7 +44,6 @@ is run there, with that run's settings.
 def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
     """Run the task in a file and end the command. No other argument is read."""
     if file is not None:
-        streams.outlast()
         task = tasks.read(file)
         sys.argv[:] = task.argv  # what records and messages name
         run_task(task, task.load())
@@ -116,7 +115,6 @@ def run(
     price: float | None,
 ) -> None:
     """Run one stage; `HELP` says how."""
-    streams.outlast()
     if only and stage != EVALUATE:
         raise OptionError(f"--only: it names policies to evaluate, and {stage} evaluates none; leave it out")
     loaded = choice.load(merging=stage == MERGE)

@@ -186,7 +186,7 @@ def _gpus() -> list[Gpu] | None:
         return None
     rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
     return [
-        Gpu(name, driver, *(int(size) * memory.MIB if size.isdecimal() else 0 for size in sizes))
+        Gpu(name, driver, *(int(size) * 2**20 if size.isdecimal() else 0 for size in sizes))
         for name, driver, *sizes in (row for row in rows if len(row) == 4)
     ]
 

@@ -1,13 +1,10 @@
-"""The memory that processes may still take here: free on the machine, and left of the limits that others set."""
+"""The memory that processes may still take here: free on the machine, and left of a container's limit."""
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-
-MIB = 2**20  # the unit of Slurm's variables
 
 
 class Free(NamedTuple):
@@ -17,42 +14,33 @@ class Free(NamedTuple):
     words: str
 
 
-def free(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Free:
-    """Return the least of what is free on the machine and left of a control group's and of Slurm's limit.
+def free(root: Path = Path("/")) -> Free:
+    """Return the least of what is free on the machine and left of a control group's limit. Swap does not count.
 
-    Swap does not count. `root` is the folder that has `proc` and `sys`.
+    `root` is the folder that has `proc` and `sys`.
     """
     limits = [Free(psutil.virtual_memory().available, "free on this machine")]
     limits += (Free(size, "left of the container's limit") for size in _left_of_groups(root))
-    if (limit := _slurm_limit(environment)) is not None:
-        left = limit - psutil.Process().memory_info().rss
-        limits.append(Free(max(0, left), "left of Slurm's limit"))
     return min(limits)
 
 
 def _left_of_groups(root: Path) -> Iterator[int]:
     """Yield the bytes that are left of each limit on this process's control group and on those that it is part of.
 
-    Pages of files do not count as used, because the kernel gives them up. Source: the kernel's documentation of control
-    groups, "Memory Resource Controller" (version 1) and "Control Group v2".
+    Pages of files do not count as used, because the kernel gives them up. Source: the kernel's documentation, "Control
+    Group v2".
     """
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            mounted, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "")
-        elif "memory" in controllers.split(","):
-            mounted, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-        else:
-            continue
-        group = mounted / path.strip("/")
+    mounted = root / "sys/fs/cgroup"
+    lines = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
+    for group in (mounted / path.strip("/") for _, controllers, path in lines if not controllers):
         for folder in (group, *group.parents):
-            if not folder.is_relative_to(mounted):
-                break
-            limit, used, prefix = _text(folder / names[0]), _text(folder / names[1]), names[2]
+            limit, used = _text(folder / "memory.max"), _text(folder / "memory.current")
             if limit.isdecimal() and used.isdecimal():  # "max": no limit
                 fields = dict(row.split()[:2] for row in _text(folder / "memory.stat").splitlines())
-                files = sum(int(fields.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+                files = sum(int(fields.get(name, 0)) for name in ("active_file", "inactive_file"))
                 yield max(0, int(limit) - max(0, int(used) - files))
+            if folder == mounted:
+                break
 
 
 def _text(file: Path) -> str:
@@ -61,16 +49,3 @@ def _text(file: Path) -> str:
         return file.read_text().strip()
     except OSError:
         return ""
-
-
-def _slurm_limit(environment: Mapping[str, str]) -> int | None:
-    """Return the bytes that Slurm gives a job on this node; None without a job, and for one that has all of them."""
-    if of_node := _count(environment, "SLURM_MEM_PER_NODE"):
-        return of_node * MIB
-    of_core, cores = _count(environment, "SLURM_MEM_PER_CPU"), _count(environment, "SLURM_CPUS_ON_NODE")
-    return of_core * cores * MIB or None
-
-
-def _count(environment: Mapping[str, str], name: str) -> int:
-    text = environment.get(name, "")
-    return int(text) if text.isdecimal() else 0

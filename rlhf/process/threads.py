@@ -1,8 +1,7 @@
-"""Work in threads that end with the program: Ctrl-C does not wait for what they wait for."""
+"""Work of several threads at once, such as requests to a server."""
 
-import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -12,30 +11,17 @@ ResultT = TypeVar("ResultT")
 def results_of(work: Callable[[ItemT], ResultT], items: Sequence[ItemT], at_once: int) -> Iterator[ResultT | Exception]:
     """Yield what `work` returns for each item, or the exception that it raises, in the order in which they arrive.
 
-    `at_once` threads work. They are daemons: those of a ThreadPoolExecutor would let Ctrl-C wait for them. When the
-    caller stops asking, no further item is begun.
+    When the caller stops asking, no further item is begun.
     """
-    waiting: queue.SimpleQueue[ItemT] = queue.SimpleQueue()
-    results: queue.SimpleQueue[ResultT | Exception] = queue.SimpleQueue()
-    stopped = threading.Event()
-    for item in items:
-        waiting.put(item)
 
-    def take() -> None:
-        while not stopped.is_set():
-            try:
-                item = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                results.put(work(item))
-            except Exception as error:
-                results.put(error)
+    def take(item: ItemT) -> ResultT | Exception:
+        try:
+            return work(item)
+        except Exception as error:
+            return error
 
-    for _ in range(min(at_once, len(items))):
-        threading.Thread(target=take, daemon=True).start()
+    pool = ThreadPoolExecutor(at_once)
     try:
-        for _ in items:
-            yield results.get()
+        yield from (done.result() for done in as_completed([pool.submit(take, item) for item in items]))
     finally:
-        stopped.set()
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -45,7 +45,6 @@ FULL_DISK_BYTES = 1_000_000
 WRITE_ERRORS = ("OSError", "RuntimeError", "SafetensorError", "OperationalError")
 # Bytes of address space. With a limit of 1.0e9 importing the libraries aborted, with 2.1e9 one run of many did not end
 # within five minutes, with 2.6e9 SFT ran.
-LEAST_ADDRESSES = 2_500_000_000
 
 
 class Forecast(NamedTuple):
@@ -86,7 +85,6 @@ def execute(
     cuda.set_environment(loaded.recipe)
     run = StageRun(out, loaded, stage, reuse_root, is_main=not distributed.rank(), only=only)
     check_section(loaded, stage)
-    _check_memory_limit(stage)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         if summary is not None:
@@ -163,16 +161,6 @@ def check_device(loaded: PinnedRecipe) -> None:
         from rlhf.process.torch_setup import device_of  # imports torch
 
         device_of(loaded.recipe)
-
-
-def _check_memory_limit(stage: StageName) -> None:
-    """Raise UserError where memory is too short for the libraries."""
-    limit = exhaustion.memory_limit()
-    if limit is not None and limit < LEAST_ADDRESSES:  # libraries would abort the process without a Python exception
-        minimum = f"{LEAST_ADDRESSES / 1e9:.1f} GB"
-        raise UserError(
-            f"{stage}: out of memory{exhaustion.limit_in_words()}: a stage needs more than {minimum}; allow more"
-        ) from MemoryError()
 
 
 def _check_parents(run: StageRun) -> None:
@@ -337,4 +325,4 @@ def _way_out(run: StageRun, error: BaseException) -> str:
     values = {key: getattr(options, key, None) for key in keys}
     sizes = [f"{run.stage}.{key} (now {value})" for key, value in values.items() if value]
     smaller = f", or try a smaller {' and '.join(sizes)}" if sizes else ""
-    return f"{exhaustion.limit_in_words()}: free some, or allow more{smaller}"
+    return f": free some, or allow more{smaller}"

@@ -1,9 +1,8 @@
 """Numbers and ranges as text, the same in tables, reports and messages."""
 
-import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 GB = 1e9  # bytes
 SHOWN = {  # phrases of keys that say little by themselves
@@ -92,25 +91,3 @@ def span(low: float | None, high: float | None) -> str:
 def gb(size: float, digits: int = 2) -> str:
     """Return a size in bytes as GB of 10^9 bytes; `-` for none."""
     return f"{size / GB:.{digits}f}" if size else "-"
-
-
-def varying(texts: Sequence[str]) -> list[str]:
-    """Return texts without the beginning and the end that all of them share, cut between words; "…" stands for each.
-
-    Nothing is cut of a single text, nor where all are equal.
-    """
-    if len({*texts}) < 2:
-        return [*texts]
-    words = [re.split(r"(?<=\s)(?=\S)", text) for text in texts]  # each with the spaces behind it
-    head = _alike(words)
-    rest = [of_text[head:] for of_text in words]
-    tail = _alike([[word.strip() for word in reversed(of_text)] for of_text in rest])
-    return [
-        ("…" if head else "") + "".join(of_text[: len(of_text) - tail]).rstrip() + ("…" if tail else "")
-        for of_text in rest
-    ]
-
-
-def _alike(lists: Sequence[Sequence[str]]) -> int:
-    """Return the number of words with which all lists begin."""
-    return sum(1 for _ in itertools.takewhile(lambda words: len({*words}) == 1, zip(*lists, strict=False)))

@@ -1,7 +1,5 @@
 """How memory that runs out is recognised, and what a person is told."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,53 +53,3 @@ def test_memory_that_runs_out_is_recognised_below_an_error_that_it_led_to(link):
     error = RuntimeError("the file cannot be closed")
     setattr(error, link, MemoryError())
     assert exhaustion.out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ImportError("libtorch.so: failed to map segment from shared object"),
-        RuntimeError("could not create a primitive"),  # oneDNN
-    ],
-)
-def test_under_a_limit_a_library_that_fails_is_out_of_memory(monkeypatch, error):
-    monkeypatch.setattr(exhaustion, "memory_limit", lambda: None)
-    assert not exhaustion.out_of_memory(error)
-    monkeypatch.setattr(exhaustion, "memory_limit", lambda: 10**9)
-    assert exhaustion.out_of_memory(error)
-    assert exhaustion.limit_in_words() == " (this process may have 1.0 GB of addresses: ulimit -v)"
-
-
-FAILS_AT_EXIT = """
-import atexit
-import click
-from rlhf.cli import guard
-from rlhf.errors import UserError
-
-class Library:
-    def __del__(self):
-        raise MemoryError("in a destructor")
-
-def clean_up():
-    raise MemoryError("at exit")
-
-@click.command()
-def command():
-    raise {error}
-
-library = Library()
-atexit.register(clean_up)
-guard.guarded(command)
-"""
-
-
-@pytest.mark.parametrize(
-    ("error", "quiet"),
-    [('MemoryError("no")', True), ('UserError("no") from MemoryError()', True), ('UserError("no")', False)],
-)
-def test_after_memory_ran_out_failures_at_exit_are_not_printed(error, quiet):
-    code = FAILS_AT_EXIT.format(error=error)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    first, *others = done.stderr.splitlines()
-    assert done.returncode == (71 if quiet else 1) and first.startswith("error: ")
-    assert (not others) is quiet, done.stderr

@@ -1,8 +1,5 @@
 """What the terminal shows while work goes on."""
 
-import threading
-import time
-
 import pytest
 from rich.console import Console
 
@@ -16,48 +13,31 @@ from tests.records import summary_of
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that tests set, as `clock[0]`."""
+    """A clock that tests set, as `clock[0]`, and a console that is no terminal."""
     now = [1000.0]
     monkeypatch.setattr("rlhf.terminal.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        screen, "ERR", Console(stderr=True, highlight=False, force_terminal=False, get_time=lambda: now[0])
+    )
     return now
 
 
-def shown(bar: Bar) -> str:
-    terminal = Console(width=140, force_terminal=True, color_system=None)
-    with terminal.capture() as capture:
-        terminal.print(bar._progress.make_tasks_table(bar._progress.tasks))
-    return capture.get()
-
-
-@pytest.mark.parametrize("seconds", [1, 29, 31, 400])
-def test_the_time_left_is_known_however_long_a_step_takes(clock, seconds):
-    with Bar("ppo", 12) as bar:
-        assert bar.left() is None
-        for step in range(1, 11):
-            clock[0] += seconds
-            bar.update(step)
-        assert bar.left() == pytest.approx(2 * seconds)
-        assert "so far, about 0:" in shown(bar)
-        clock[0] += seconds / 2
-        assert bar.left() == pytest.approx(1.5 * seconds)
-        clock[0] += 10 * seconds
-        assert bar.left() == 0
-
-
-def test_a_resumed_loop_counts_only_its_own_steps(clock):
-    with Bar("ppo", 100) as bar:
-        clock[0] += 60
-        bar.update(91)  # the first step after a checkpoint at 90
-        assert bar.left() == pytest.approx(9 * 60)
-
-
-def test_without_a_terminal_a_line_now_and_then_says_the_same(clock, capsys, monkeypatch):
-    monkeypatch.setattr(screen, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
+def test_without_a_terminal_a_line_now_and_then_has_the_time_left(clock, capsys):
     with Bar("sft") as bar:
         for step in (1, 2, 3):
             clock[0] += 15
             bar.update(step, "loss 1.0", total=10)
     assert capsys.readouterr().err == "sft 2/10, about 0:02:00 left  loss 1.0\n"
+
+
+def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, capsys):
+    with working("rehearsing") as say:
+        for stage in ("sft", "rm", "ppo"):
+            clock[0] += 11
+            say(f"rehearsing {stage}")
+        clock[0] += 30
+        say.done(0.5)
+    assert capsys.readouterr().err == "rehearsing rm\nrehearsing ppo, 50%\n"
 
 
 def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch, capsys):
@@ -101,49 +81,3 @@ def test_the_table_of_an_evaluation_has_intervals_below_their_values(monkeypatch
     summary_table(summary_of(stage="evaluate", metrics={"ppo/score": 1.0, "ppo/win_rate_vs_sft_ci95": 0.1}))
     out = capsys.readouterr().out
     assert "brackets" not in out and "win rate vs sft ci95" in out, "of an older run"
-
-
-def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, capsys, monkeypatch):
-    monkeypatch.setattr(screen, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
-    with working("rehearsing") as say:
-        for stage in ("sft", "rm", "ppo"):
-            clock[0] += 6
-            say(f"rehearsing {stage}")
-    assert capsys.readouterr().err == "rehearsing rm\n"
-
-
-def test_work_that_says_how_much_is_done_has_the_time_left(clock, capsys, monkeypatch):
-    monkeypatch.setattr(screen, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
-    with working("sampling") as work:
-        for share in (0.1, 0.25, 0.5):
-            clock[0] += 11
-            work.done(share)
-        work("scoring")  # begins anew
-        assert work.so_far() == "scoring, 0:00:33 so far"
-        clock[0] += 12
-        work.done(0.5)
-    expected = (
-        "sampling, 10%, about 0:01:39 left\nsampling, 25%, about 0:01:06 left\nsampling, 50%, about 0:00:33 left\n"
-    )
-    assert capsys.readouterr().err == expected + "scoring, 50%, about 0:00:12 left\n"
-
-
-def test_without_a_terminal_work_in_one_call_is_named_while_it_goes_on(capsys, monkeypatch):
-    """As long as an evaluation after the last step takes; short work prints nothing."""
-    monkeypatch.setattr(screen, "ERR", Console(stderr=True, highlight=False, force_terminal=False))
-    with working("rm: scoring held-out pairs"):
-        pass
-    threads = threading.active_count()
-    monkeypatch.setattr("rlhf.terminal.progress._LOOP_SECONDS", 0.01)
-    printed = ""
-    with working("rm: scoring held-out pairs"):
-        end = time.monotonic() + 10
-        while printed.count("\n") < 2 and time.monotonic() < end:
-            time.sleep(0.01)
-            printed += capsys.readouterr().err
-    assert printed.startswith("rm: scoring held-out pairs, 0:00:00 so far\n" * 2)
-    assert threading.active_count() == threads
-    capsys.readouterr()
-    with pytest.raises(ValueError, match="of the work"), working("rm: scoring held-out pairs"):
-        raise ValueError("of the work")
-    assert threading.active_count() == threads

@@ -1,6 +1,5 @@
 """What reaches a terminal: no control character, no flood."""
 
-import ast
 import errno
 import io
 import time
@@ -114,22 +113,6 @@ def test_text_is_printed_as_it_is(terminal, monkeypatch):
         with Bar(name, 3) as bar:
             bar.update(1, f"note of {name}")
         assert f"note of {name}" in printed()
-
-
-def test_both_consoles_are_screens():
-    assert isinstance(screen.OUT, Screen) and isinstance(screen.ERR, Screen)
-
-
-def test_nothing_else_writes_to_stderr():
-    """Every message passes `say`, or a console; guard.py writes tracebacks and click's messages."""
-    for file in (ROOT / "rlhf").rglob("*.py"):
-        if file.name in ("text.py", "guard.py"):
-            continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "click.echo"):
-                to = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-                assert to.get("file") != "sys.stderr" and "err" not in to, f"{file}:{node.lineno}: use say()"
-            assert not (isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.stderr.write"), file
 
 
 def test_names_in_the_first_column_are_not_broken(monkeypatch, capsys):

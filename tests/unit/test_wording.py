@@ -1,8 +1,6 @@
 """How keys of metrics are shown: records keep the keys."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlhf.terminal import wording
 
@@ -27,21 +25,3 @@ def test_nothing_is_less_than_nothing(value, shown):
 )
 def test_names_of_the_users_stay_and_phrases_are_words(key, shown):
     assert wording.metric(key) == shown
-
-
-def test_texts_are_shown_from_where_they_differ():
-    system = "<|im_start|>system\nYou are a helpful assistant<|im_end|>\n<|im_start|>user\n"
-    end = "<|im_end|>\n<|im_start|>assistant\n"
-    asked = [f"{system}What is {i} + {i}? {end}" for i in (2, 30)]
-    assert wording.varying(asked) == ["…2 + 2?…", "…30 + 30?…"]
-    assert wording.varying(["Why not?", "Who?"]) == ["Why not?", "Who?"], "letters in common are no words"
-    assert wording.varying(["same", "same"]) == ["same", "same"] and wording.varying(["alone"]) == ["alone"]
-
-
-@given(st.lists(st.text(alphabet="ab \n", max_size=12), min_size=2, max_size=5))
-def test_what_differs_is_kept(texts):
-    shown = wording.varying(texts)
-    for text, part in zip(texts, shown, strict=True):
-        assert part.strip("…") in text
-    for i, text in enumerate(texts):
-        assert all(text.split() == other.split() for other, part in zip(texts, shown, strict=True) if part == shown[i])
