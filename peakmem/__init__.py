@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from peakmem.device import StandIn
     from peakmem.events import NotPredicted
     from peakmem.lines import extrapolate
+    from peakmem.predicting import predict
     from peakmem.replaying import replay
     from peakmem.tensors import known_numbers
     from peakmem.tracker import Tracker
@@ -26,6 +27,7 @@ __all__ = [
     "extrapolate",
     "highest_at_depth",
     "known_numbers",
+    "predict",
     "replay",
 ]
 
@@ -37,6 +39,7 @@ _MODULES = {
     "extrapolate": "lines",
     "highest_at_depth": "depth",
     "known_numbers": "tensors",
+    "predict": "predicting",
     "replay": "replaying",
 }
 

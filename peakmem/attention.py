@@ -1,8 +1,8 @@
 """The attention kernels that torch chooses on a device, as operations on `meta` tensors.
 
 On CUDA by the rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash attention, else the memory-efficient
-kernel, else plain steps. cuDNN's, which torch prefers on an H100 with a recent cuDNN, is left out: the project turns it
-off (rlhf/process/cuda.py).
+kernel, else plain steps. cuDNN's, which torch may prefer from an H100 on, is not followed: flash attention counts, and
+a note says so.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,17 @@ HALF = (torch.float16, torch.bfloat16)
 Backend = Literal["flash", "efficient", "math"]
 
 
-def attention(stands_for: Device, gpu: Gpu = UNKNOWN) -> Callable[..., Tensor]:
-    """Return the kernels that torch chooses on the device; on `meta` it would compute attention in plain steps."""
-    kernel = partial(_attention_on_cuda, gpu) if stands_for == "cuda" else _attention_on_cpu
+CUDNN = "torch may prefer cuDNN's attention on this card; flash attention is counted in its place"
+
+
+def attention(
+    stands_for: Device, gpu: Gpu = UNKNOWN, assume: Callable[[str], None] = lambda _: None
+) -> Callable[..., Tensor]:
+    """Return the kernels that torch chooses on the device; on `meta` it would compute attention in plain steps.
+
+    `assume` is told what is taken for true about them.
+    """
+    kernel = partial(_attention_on_cuda, gpu, assume) if stands_for == "cuda" else _attention_on_cpu
 
     def attend(
         query: Tensor,
@@ -81,6 +89,7 @@ def _no_flash_backward(size: int, dropout: float, gpu: Gpu) -> bool:
 
 def _attention_on_cuda(
     gpu: Gpu,
+    assume: Callable[[str], None],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -93,6 +102,8 @@ def _attention_on_cuda(
     """Return attention by the kernel that torch chooses; the memory-efficient one needs a bias aligned to 16."""
     chosen = backend(q, k, v, mask, dropout, causal, enable_gqa, gpu)
     if chosen == "flash":
+        if gpu.capability[0] in (9, 10):
+            assume(CUDNN)
         return cast(Tensor, aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0])
     if chosen == "math":
         options = {"scale": scale, "enable_gqa": enable_gqa}

@@ -130,6 +130,51 @@ CARDS = {  # by the recipe's hardware.name: `h100` is the PCIe card, `8xh100` SX
     ),
 }
 
+# Cards without rates here: compute capability and multiprocessors from NVIDIA's data sheets, memory as it is sold.
+_GIB = 2**30 / 1e9
+OTHERS = {
+    name: Card(words, Gpu(capability, multiprocessors), memory=Memory(gib * _GIB, f"{gib} GiB as sold"))
+    for name, words, capability, multiprocessors, gib in (
+        ("a100-40", "A100 40 GB", (8, 0), 108, 40),
+        ("a10g", "A10G", (8, 6), 80, 22.5),
+        ("a6000", "RTX A6000", (8, 6), 84, 48),
+        ("l4", "L4", (8, 9), 58, 22.5),
+        ("v100", "V100 16 GB", (7, 0), 80, 16),
+        ("v100-32", "V100 32 GB", (7, 0), 80, 32),
+        ("3070", "RTX 3070", (8, 6), 46, 8),
+        ("3080", "RTX 3080", (8, 6), 68, 10),
+        ("4060", "RTX 4060", (8, 9), 24, 8),
+        ("4060ti-16", "RTX 4060 Ti 16 GB", (8, 9), 34, 16),
+        ("4070", "RTX 4070", (8, 9), 46, 12),
+        ("4070ti-super", "RTX 4070 Ti SUPER", (8, 9), 66, 16),
+        ("5060ti-16", "RTX 5060 Ti 16 GB", (12, 0), 36, 16),
+        ("5070", "RTX 5070", (12, 0), 48, 12),
+        ("5070ti", "RTX 5070 Ti", (12, 0), 70, 16),
+        ("5080", "RTX 5080", (12, 0), 84, 16),
+        ("6000ada", "RTX 6000 Ada", (8, 9), 142, 48),
+        ("rtxpro6000", "RTX PRO 6000", (12, 0), 188, 96),
+        ("b200", "B200", (10, 0), 148, 180),
+    )
+}
+ANY = Card("any card", UNKNOWN, memory=Memory(1e6, "no limit"))  # where no card is named
+
+
+def names() -> list[str]:
+    """Return the names of the cards whose memory is known, from the least memory to the most."""
+    return [name for name, _ in _sizes()]
+
+
+def _sizes() -> list[tuple[str, float]]:
+    known = {**CARDS, **OTHERS}
+    sizes = [(name, card.memory.gb * 1e9) for name, card in known.items() if card.memory]
+    return sorted(sizes, key=lambda one: one[1])
+
+
+def smallest(needed: float) -> str | None:
+    """Return the card with the least memory that has `needed` bytes; None if none has."""
+    return next((name for name, size in _sizes() if size >= needed), None)
+
+
 # Bytes of a card that the driver's context and the kernels' code take beside torch's allocator: `nvidia-smi` shows them
 # as a process's use above what is reserved. A guess for large cards; on a Tesla T4 others measured 140.9 MiB.
 CONTEXT = 600_000_000
@@ -144,14 +189,16 @@ def named(text: str) -> Card:
     ValueError, whose message has the names.
     """
     given = re.sub(r"\s", "", text).lower()
-    known = {name: card for name, card in CARDS.items() if card.memory}
+    known = {name: card for name, card in {**CARDS, **OTHERS}.items() if card.memory}
     for name, card in known.items():
         if given in (name, re.sub(r"\s", "", card.words).lower()):
             return card
     size = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(gb|gib)", given)
     gb = float(size[1]) * (2**30 / 1e9 if size[2] == "gib" else 1) if size else 0
     if not gb:
-        raise ValueError(f"{text!r} is no card: name a size with its unit, such as 24GB, or one of {', '.join(known)}")
+        raise ValueError(
+            f"{text!r} is no card: name a size with its unit, such as 24GB, or one of {', '.join(names())}"
+        )
     return Card(f"card with {gb:g} GB", UNKNOWN, memory=Memory(gb, "as given"))
 
 

@@ -4,24 +4,47 @@ Tensors are on `meta`. Where a program asks, they are on `cuda:0`, so that it ta
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device as _device_contexts
+from torch.utils._python_dispatch import _disable_current_modes
 
 from peakmem.cards import Card
 from peakmem.events import EMPTIED
-from peakmem.patches.replacing import Patch
+from peakmem.patches.replacing import Patch, Replaced
 from peakmem.tensors import META, Args, Kwargs, on_stand_in
 
 if TYPE_CHECKING:
     from peakmem.script import Followed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+# Everything public in these answers, or is refused by its name.
+MODULES = (
+    torch.cuda,
+    torch.cuda.memory,
+    torch.cuda.random,
+    torch.cuda.streams,
+    torch.cuda.graphs,
+    torch.cuda.nvtx,
+    torch.cuda.profiler,
+    torch.accelerator,
+    torch.accelerator.memory,
+)
+NOTHING = """
+    init _lazy_init _lazy_call set_device set_device_index set_device_idx set_stream synchronize ipc_collect
+    manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all set_sync_debug_mode
+    reset_accumulated_memory_stats reset_accumulated_host_memory_stats reset_peak_host_memory_stats empty_host_cache
+    set_per_process_memory_fraction mark range_push range_pop range_start range_end start stop _record_memory_history
+"""
+REFUSED = ("_snapshot", "_dump_snapshot")
+TENSOR_TYPE = type(vars(torch.cuda)["FloatTensor"])
 
 
 class SaysCuda(TorchFunctionMode):
@@ -87,6 +110,7 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.cuda: lambda x, *_, **__: x.to(META),
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     Tensor.pin_memory: lambda x, *_, **__: x,
+    Tensor.get_device: lambda x: 0 if x.is_meta else -1,
 }
 
 
@@ -129,94 +153,28 @@ def patches(stand_in: "Followed", card: Card) -> Iterator[Patch]:
         uuid="00000000-0000-0000-0000-000000000000",
     )
 
-    def now(*_: object, **__: object) -> int:
-        return stand_in.alive
-
-    def most(*_: object, **__: object) -> int:
-        return stand_in.most
-
-    def nothing(*_: object, **__: object) -> None:
-        """Do what a card does here: nothing that takes memory."""
-
-    answers: dict[str, Any] = {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": nothing,
-        "_lazy_init": nothing,
-        "_lazy_call": nothing,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": nothing,
-        "device": _NoDevice,
-        "get_device_name": lambda *_: properties.name,
-        "get_device_capability": lambda *_: card.gpu.capability,
-        "get_device_properties": lambda *_: properties,
-        "get_arch_list": lambda: [f"sm_{properties.major}{properties.minor}"],
-        "is_bf16_supported": lambda *_, **__: card.gpu.capability >= (8, 0),
-        "can_device_access_peer": lambda *_: False,
-        "mem_get_info": lambda *_: (total - stand_in.alive, total),
-        "memory_allocated": now,
-        "max_memory_allocated": most,
-        "memory_reserved": now,
-        "max_memory_reserved": most,
-        "memory_stats": lambda *_: _Statistics(stand_in),
-        "memory_summary": lambda *_, **__: "",
-        "memory_snapshot": lambda *_, **__: [],
-        "reset_peak_memory_stats": lambda *_: stand_in.reset_most(),
-        "reset_max_memory_allocated": lambda *_: stand_in.reset_most(),
-        "reset_accumulated_memory_stats": nothing,
-        "set_per_process_memory_fraction": nothing,
-        "empty_cache": lambda: stand_in.mark(EMPTIED),
-        "ipc_collect": nothing,
-        "synchronize": nothing,
-        "manual_seed": nothing,
-        "manual_seed_all": nothing,
-        "seed": nothing,
-        "seed_all": nothing,
-        "get_rng_state": lambda *_: torch.get_rng_state(),
-        "get_rng_state_all": lambda: [torch.get_rng_state()],
-        "set_rng_state": nothing,
-        "set_rng_state_all": nothing,
-        "Stream": _Stream,
-        "Event": _Event,
-        "current_stream": lambda *_: _Stream(),
-        "default_stream": lambda *_: _Stream(),
-        "stream": lambda *_: contextlib.nullcontext(),
-        "set_stream": nothing,
-        "is_current_stream_capturing": lambda: False,
-        "utilization": lambda *_: 0,
-        "temperature": lambda *_: 0,
-        "power_draw": lambda *_: 0,
-    }
-    for name, answer in answers.items():
-        if hasattr(torch.cuda, name):
-            yield mock.patch.object(torch.cuda, name, _of_its_own(answer))
-    for name, answer in {
-        "is_available": lambda: True,
-        "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "device_count": lambda: 1,
-        "current_device_index": lambda: 0,
-        "set_device_index": nothing,
-        "synchronize": nothing,
-        "current_stream": lambda *_: _Stream(),
-        "empty_cache": answers["empty_cache"],
-        "memory_allocated": now,
-        "max_memory_allocated": most,
-        "memory_reserved": now,
-        "max_memory_reserved": most,
-        "memory_stats": answers["memory_stats"],
-        "reset_peak_memory_stats": answers["reset_peak_memory_stats"],
-        "get_memory_info": answers["mem_get_info"],
-    }.items():
-        if hasattr(torch.accelerator, name):
-            yield mock.patch.object(torch.accelerator, name, _of_its_own(answer))
+    answers = _answers(stand_in, card, properties)
+    for module in MODULES:
+        yield from _answering(module, answers, stand_in)
+    for name, real in vars(torch.cuda).items():
+        if isinstance(real, TENSOR_TYPE):
+            yield mock.patch.object(torch.cuda, name, _LegacyTensor(real))
     yield mock.patch.object(torch.version, "cuda", "13.0")
+    yield mock.patch.object(torch, "Stream", _Stream)
+    yield mock.patch.object(torch, "Event", _Event)
     yield mock.patch.object(torch.distributed, "is_nccl_available", lambda: True)
     yield mock.patch.object(torch.cuda.nccl, "version", lambda: (2, 27, 3))
     # A torch without CUDA lacks it, and bitsandbytes looks it up; kernels are not launched.
     yield mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0, create=True)
     yield mock.patch.object(torch, "Generator", _Generator)
     yield mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _step_of_scaler)  # no number is infinite
+    yield mock.patch.object(_device_contexts.DeviceContext, "__init__", _default_device)
+    yield mock.patch.object(torch, "get_default_device", _named_default(torch.get_default_device))
+    yield mock.patch.object(nn.DataParallel, "scatter", _scatter)
+    yield mock.patch.object(torch, "save", _saved(torch.save))
+    yield mock.patch.object(torch.autograd.graph.save_on_cpu, "__init__", _unpinned(torch.autograd.graph.save_on_cpu))
+    # Whether a number is a probability is not known; the program's own numbers are.
+    yield Replaced("torch.distributions.distribution:Distribution._validate_args", lambda _: False)
     loader = torch.utils.data.DataLoader
     yield mock.patch.object(loader, "__init__", _loading_here(loader.__init__))
     for name, answer in (("isnan", False), ("isinf", False), ("isfinite", True)):
@@ -226,9 +184,162 @@ def patches(stand_in: "Followed", card: Card) -> Iterator[Patch]:
     yield SaysCuda(stand_in)
 
 
-def _of_its_own(answer: Any) -> Any:
-    """Return a function that is no other's: torch's compiler keeps a table of torch's functions by identity."""
-    return answer if isinstance(answer, type) else lambda *args, **kwargs: answer(*args, **kwargs)
+def _answers(stand_in: "Followed", card: Card, properties: object) -> dict[str, Any]:
+    """Return what names of `MODULES` answer; whatever is not among them is refused by its name."""
+    assert card.memory
+    total = int(card.memory.gb * 1e9)
+
+    def now(*_: object, **__: object) -> int:
+        return stand_in.alive
+
+    def most(*_: object, **__: object) -> int:
+        return stand_in.most
+
+    def reset(*_: object, **__: object) -> None:
+        stand_in.reset_most()
+
+    def nothing(*_: object, **__: object) -> None:
+        """Do what a card does here: nothing that takes memory."""
+
+    def always(value: Any) -> Callable[..., Any]:
+        return lambda *_, **__: value
+
+    return {
+        **dict.fromkeys(NOTHING.split(), nothing),
+        **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached", "device_memory_used"), now),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "max_memory_cached"), most),
+        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"), reset),
+        **dict.fromkeys(("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"), always(0)),
+        **dict.fromkeys(("current_device", "current_device_index", "current_device_idx"), always(0)),
+        **dict.fromkeys(("is_available", "is_initialized", "is_tf32_supported", "_is_compiled"), always(True)),
+        **dict.fromkeys(("current_stream", "default_stream", "get_stream_from_external"), lambda *_, **__: _Stream()),
+        **dict.fromkeys(("stream", "StreamContext"), lambda *_, **__: contextlib.nullcontext()),
+        **dict.fromkeys(("device", "device_of", "device_index"), _NoDevice),
+        "device_count": always(1),
+        "current_accelerator": always(torch.device("cuda")),
+        "get_device_name": always(f"NVIDIA {card.words}"),
+        "get_device_capability": always(card.gpu.capability),
+        "get_device_properties": always(properties),
+        "_get_device_properties": always(properties),
+        "get_arch_list": always([f"sm_{card.gpu.capability[0]}{card.gpu.capability[1]}"]),
+        "get_gencode_flags": always(""),
+        "is_bf16_supported": always(card.gpu.capability >= (8, 0)),
+        "can_device_access_peer": always(False),
+        "is_current_stream_capturing": always(False),
+        "get_sync_debug_mode": always(0),
+        "get_allocator_backend": always("native"),
+        "get_per_process_memory_fraction": always(1.0),
+        "mem_get_info": lambda *_, **__: (total - stand_in.alive, total),
+        "get_memory_info": lambda *_, **__: (total - stand_in.alive, total),
+        "memory_stats": lambda *_, **__: _Statistics(stand_in),
+        "memory_summary": always(""),
+        "memory_snapshot": lambda *_, **__: [],
+        "list_gpu_processes": always(""),
+        "empty_cache": lambda *_, **__: stand_in.mark(EMPTIED),
+        "initial_seed": lambda *_, **__: torch.initial_seed(),
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+        "get_rng_state_all": lambda *_, **__: [torch.get_rng_state()],
+        "range": lambda *_, **__: contextlib.nullcontext(),
+        "profile": lambda *_, **__: contextlib.nullcontext(),
+        "Stream": _Stream,
+        "Event": _Event,
+    }
+
+
+def _answering(module: ModuleType, answers: dict[str, Any], stand_in: "Followed") -> Iterator[Patch]:
+    """Yield patches by which every public function and class of a module answers, or is refused by its name.
+
+    An answer takes what torch's own function takes, by its signature. Exceptions and types of storages stay.
+    """
+    for name, real in list(vars(module).items()):
+        of_torch = str(getattr(real, "__module__", "")).startswith(("torch.cuda", "torch.accelerator"))
+        if isinstance(real, TENSOR_TYPE) or not callable(real) or not of_torch:
+            continue
+        if name in answers:
+            yield mock.patch.object(module, name, _with_signature(real, answers[name]))
+        elif name.startswith("_") and name not in REFUSED:
+            continue
+        elif not isinstance(real, type):
+            yield mock.patch.object(module, name, _refusing(f"{module.__name__}.{name}", stand_in))
+        elif not issubclass(real, (Exception, torch.storage._LegacyStorage)):
+            refused = type(name, (real,), {"__new__": _refusing(f"{module.__name__}.{name}", stand_in)})
+            yield mock.patch.object(module, name, refused)
+
+
+def _with_signature(real: Any, answer: Any) -> Any:
+    """Return an answer that takes the arguments of torch's own function, and is no other's.
+
+    torch's compiler keeps a table of torch's functions by identity.
+    """
+    if isinstance(answer, type):
+        return answer
+    try:
+        signature = inspect.signature(real)
+    except ValueError:  # of a function in C
+        return lambda *args, **kwargs: answer(*args, **kwargs)
+
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        signature.bind(*args, **kwargs)
+        return answer(*args, **kwargs)
+
+    return answered
+
+
+def _refusing(name: str, stand_in: "Followed") -> Any:
+    def refused(*_: object, **__: object) -> Any:
+        stand_in.refuse(f"{name} is not followed")
+
+    return refused
+
+
+def _default_device(context: Any, device: Any) -> None:
+    """Make the block in which tensors are put on a device: those of the card on `meta`."""
+    context.device, context.prev_mode = _placed(torch.device(device)), None
+
+
+def _named_default(real: Callable[[], torch.device]) -> Callable[[], torch.device]:
+    return lambda: CUDA if real() == META else real()
+
+
+def _scatter(self: Any, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+    """Stand in for DataParallel.scatter on one card, which moves what lies on the host."""
+
+    def moved(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return x.cuda()
+        if isinstance(x, dict):
+            return {key: moved(value) for key, value in x.items()}
+        return type(x)(map(moved, x)) if type(x) in (list, tuple) else x
+
+    return (moved(tuple(inputs)),), (moved(dict(kwargs or {})),)
+
+
+def _unpinned(block: Any) -> Callable[..., None]:
+    """Return the constructor of save_on_cpu without pinned memory, which a machine without a card lacks."""
+    make = block.__init__
+    return lambda self, pin_memory=False, device_type="cuda": make(self, False, device_type)
+
+
+def _saved(save: Callable[..., None]) -> Callable[..., None]:
+    """Return a torch.save that writes tensors of the card without their numbers, which are not known."""
+
+    def saved(*args: Any, **kwargs: Any) -> None:
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            save(*args, **kwargs)
+
+    return saved
+
+
+class _LegacyTensor:
+    """torch.cuda.FloatTensor and its like: makes a tensor of a type on the card."""
+
+    def __init__(self, kind: Any):
+        self.dtype = kind.dtype
+
+    def __call__(self, *args: Any) -> Tensor:
+        if len(args) == 1 and not isinstance(args[0], int):
+            return torch.tensor(args[0], dtype=self.dtype).cuda()
+        return torch.empty(args, dtype=self.dtype, device=CUDA)
 
 
 def _finite(ask: Callable[[Tensor], Tensor], answer: bool) -> Callable[[Tensor], Tensor]:

@@ -85,7 +85,7 @@ class StandIn(Tracker):
         if (
             any(x.is_meta for x in outputs)
             and all(x.numel() <= KNOWN for x in outputs)
-            and (all(map(_is_known, tensors)) if tensors else name in FACTORIES and not _floating(outputs))
+            and (all(map(_is_known, tensors)) if tensors else _made_known(name, args, outputs))
             and name not in RANDOM
             and (name != "pow" or self.as_cuda)  # a stage asks for no angle of rotary embeddings, which begin with one
         ):
@@ -99,6 +99,9 @@ class StandIn(Tracker):
 
     def assume(self, what: str) -> None:
         """Note what is taken for true. Nothing is noted here: the largest case is what a rehearsal is for."""
+
+    def note_later(self, what: str) -> None:
+        """Note what the program is set to do after the steps. Nothing is noted here."""
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise NotPredicted: what the program does cannot be followed."""
@@ -120,13 +123,20 @@ def _is_known(x: Tensor) -> bool:
 
 
 def _is_mask(x: Tensor) -> bool:
-    """Return whether a floating tensor of the host has zeros and ones only, and a one.
+    """Return whether a floating tensor of the host has no numbers but 0, 1 and minus infinity, or what stands for it.
 
-    Copies of unknown numbers are zeros.
+    Some are not zero: copies of unknown numbers are zeros.
     """
     if x.requires_grad or not 0 < x.numel() <= KNOWN:
         return False
-    return bool(((x == 0) | (x == 1)).all()) and bool(x.any())
+    return bool(((x == 0) | (x == 1) | (x <= torch.finfo(x.dtype).min)).all()) and bool(x.any())
+
+
+def _made_known(name: str, args: Args, outputs: list[Tensor]) -> bool:
+    """Return whether a factory makes known numbers: integers, or a mask of what stands for minus infinity."""
+    if name == "full" and isinstance(args[1], float) and args[1] <= torch.finfo(torch.float16).min:
+        return True
+    return name in FACTORIES and not _floating(outputs)
 
 
 def _floating(tensors: list[Tensor]) -> bool:

@@ -150,3 +150,17 @@ class PredictedPhase(NamedTuple):
 
 class NotPredicted(Exception):
     """A run cannot be followed or extrapolated; the message is one line that says what stands in the way."""
+
+    kind, code = "refused", 3  # the command's exit code
+
+
+class ProgramFailed(NotPredicted):
+    """The program ends with an error of its own."""
+
+    kind, code = "failed", 4
+
+
+class Crashed(NotPredicted):
+    """This package is at fault."""
+
+    kind, code = "crashed", 5

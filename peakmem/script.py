@@ -27,29 +27,33 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 from peakmem import cuda, foreign, kernels
+from peakmem.batches import STEPS, Batches, Seen
 from peakmem.cards import Card
 from peakmem.depth import releases_in_order
 from peakmem.device import StandIn
-from peakmem.events import PASS, Event, Peak, StorageKind
+from peakmem.events import PASS, Event, NotPredicted, Peak, StorageKind
 from peakmem.patches.replacing import Replaced
 from peakmem.stacks import Stack, Stacks
-from peakmem.tensors import META, Args, Kwargs, Op, tensors_in
+from peakmem.tensors import META, Args, Kwargs, Op, on_stand_in, tensors_in
 
 OURS = str(Path(__file__).parent) + os.sep
 TORCH = str(Path(torch.__file__).parent) + os.sep
 PLAIN_PYTHON = str(Path(os.__file__).parent) + os.sep
+ASKS_DRIVER = re.compile(r"NVIDIA driver|CUDA driver|not compiled with CUDA|libcuda|without CUDA")
 HOST = 2**22  # numbers of a floating tensor on the host from which on they are not computed: no size depends on them
+FOLLOWED_LIBRARIES = (
+    *("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "diffusers", "timm", "torchvision"),
+    *("lightning", "litgpt", "torchtune", "torchao", "liger_kernel", "flash_attn", "triton"),
+)
 LEAST_VOCABULARY = 1000
+GRAPHS = {"reduce-overhead", "max-autotune", "triton.cudagraphs"}  # modes and options of torch.compile
 # What makes a program another than the one that is followed, by where it begins.
 REFUSED = (
     ("torch.distributed.distributed_c10d:rendezvous", "several processes (torch.distributed)"),
     ("torch.distributed.distributed_c10d:_new_process_group_helper", "several processes (torch.distributed)"),
     ("torch.multiprocessing.spawn:start_processes", "several processes (torch.multiprocessing)"),
     ("torch.multiprocessing:start_processes", "several processes (torch.multiprocessing)"),
-    ("torch.cuda.graphs:CUDAGraph.__new__", "a CUDA graph"),
-    ("torch.cuda.graphs:graph.__init__", "a CUDA graph"),
-    ("torch.cuda:make_graphed_callables", "a CUDA graph"),
-    ("torch._dynamo.eval_frame:_optimize", "torch.compile"),
+    ("torch._dynamo.eval_frame:_optimize", "torch._dynamo.optimize"),
 )
 
 
@@ -72,7 +76,13 @@ class Record:
     stack: Stack | None = None  # the largest
     steps: int = 0
     assumed: Counter[str] = field(default_factory=Counter)  # what was, or is not counted, and how often
+    seen: Seen | None = None  # of the batches; None where no DataLoader was read
+    unread: list[str] = field(default_factory=list)  # lines that made a DataLoader whose data was not read
+    later: list[str] = field(default_factory=list)  # what the program is set to do after the steps
+    versions: dict[str, str] = field(default_factory=dict)  # of the libraries that the program has imported
     refused: str | None = None
+    failed: str | None = None  # by an error of the program
+    crashed: str | None = None  # by a fault of this package
     ended: str = ""
 
 
@@ -102,6 +112,7 @@ class Followed(StandIn):
         layers: int,
         probing: bool,
         keep: Callable[[Record], NoReturn],
+        batches: Batches | None = None,
     ):
         super().__init__("cuda", (), 0, card.gpu, lambda _: self._of_program(card))
         self._logit_widths = set()
@@ -114,7 +125,7 @@ class Followed(StandIn):
         self._known_lines: dict[str, bool] = {}
         self._launched: set[int] = set()  # operations, by id
         self._left_out: set[int] = set()  # storages of layers that a shortened model lacks
-        self._keep = keep
+        self._keep, self._batches = keep, batches
 
     # -- what torch.cuda answers with ------------------------------------------------------------------------------
 
@@ -178,6 +189,11 @@ class Followed(StandIn):
         """Note what is taken for true here, with the line that relies on it."""
         self.record.assumed[f"{self._line()}: {what}"] += 1
 
+    def note_later(self, what: str) -> None:
+        """Note what the program is set to do after the steps that are followed."""
+        if what not in self.record.later:
+            self.record.later.append(what)
+
     def _on_host(self, func: Op, args: Args, kwargs: Kwargs, tensors: list[Tensor]) -> Any:
         """Execute an operation on the host; one with large floating tensors for its shapes alone."""
         if not tensors:
@@ -214,12 +230,25 @@ class Followed(StandIn):
         self.record.refused = f"{line or self._line()}: {reason}"
         self.end("refused")
 
+    def fail(self, error: str) -> NoReturn:
+        """End the run by an error of the program."""
+        self.record.failed = error
+        self.end("failed")
+
+    def crash(self, error: str) -> NoReturn:
+        """End the run by a fault of this package."""
+        self.record.crashed = error
+        self.end("crashed")
+
     def end(self, reason: str) -> NoReturn:
         """End the run, and hand on what was recorded."""
         record = self.record
         with torch._C.DisableTorchFunction():
             self._holders.label_tensors(self.label)
         record.ended = reason
+        record.versions = _versions()
+        if self._batches:
+            record.seen, record.unread = self._batches.seen, self._batches.unread()
         # On the card, layers that a shortened model leaves out would stay: they count as never made.
         gone = {e.storage for e in self._events if e.bytes < 0 and e.storage in self._left_out}
         self._events = [e for e in self._events if e.storage is None or e.storage not in gone]
@@ -246,6 +275,8 @@ class Followed(StandIn):
         """Ignore the program's own blocks."""
 
     def _before_module(self, module: nn.Module, _: object) -> None:
+        if isinstance(module, nn.RNNBase) and on_stand_in(next(module.parameters())):
+            self.assume("a recurrent layer runs in plain steps; cuDNN's workspace is not counted")
         if self._within == 0 and not self._in_backward:
             if self._probing:
                 self._probing, self.record.stack = False, self._stacks.worth()
@@ -264,7 +295,18 @@ class Followed(StandIn):
     def _after_step(self, *_: object) -> None:
         self.record.steps += 1
         if self.record.steps >= self._most_steps:
-            self.end(f"{self.record.steps} optimizer steps")
+            if self._batches and not self._batches.seen and self._reads_on(self._batches):
+                self._most_steps += STEPS
+            else:
+                self.end(f"{self.record.steps} optimizer steps")
+
+    def _reads_on(self, batches: Batches) -> bool:
+        """Read further batches on the host. Return whether there is a larger one."""
+        try:
+            with self.paused():
+                return batches.read_on()
+        except NotPredicted as error:
+            self.refuse(str(error))
 
     # -- patches ---------------------------------------------------------------------------------------------------
 
@@ -272,6 +314,7 @@ class Followed(StandIn):
         from unittest import mock
 
         yield from cuda.patches(self, card)
+        yield from self._batches.patches(self._line) if self._batches else ()
         patch = mock.patch.object
         yield from self._stacks.patches()
         yield patch(nn.Embedding, "__init__", self._noting_vocabulary(nn.Embedding.__init__))
@@ -303,12 +346,15 @@ class Followed(StandIn):
 
         return run
 
-    def _compiled(self, function: Any = None, **_: Any) -> Any:
-        """Stand in for torch.compile: what it makes is refused when it is first called."""
-        if function is None:
-            return lambda f: self._compiled(f)
-        name = getattr(function, "__qualname__", type(function).__name__)
-        return self._refusing(f"torch.compile of {name}")
+    def _compiled(self, model: Any = None, **options: Any) -> Any:
+        """Stand in for torch.compile: what is compiled runs eagerly. CUDA graphs, which hold memory, are refused."""
+        graphs = [options.get("mode")] * (options.get("mode") in GRAPHS) or [
+            *GRAPHS & {*(options.get("options") or {})}
+        ]
+        if graphs:
+            self.refuse(f"torch.compile with {graphs[0]} captures CUDA graphs, which are not followed")
+        self.assume("torch.compile is left out: an eager run takes more memory, nearly always")
+        return model if model is not None else lambda function: function
 
     def _refused(self, what: str, _: object) -> Any:
         return self._refusing(what)
@@ -403,6 +449,16 @@ def _made_on_host(func: Op, args: Args, kwargs: Kwargs) -> Any:
     return torch.empty(size, dtype=kind)
 
 
+def _versions() -> dict[str, str]:
+    """Return the versions of the libraries that decide about memory, where the program has imported them."""
+    found = {}
+    for name in FOLLOWED_LIBRARIES:
+        if name in sys.modules:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+    return found
+
+
 def _short(file: str) -> str:
     """Return a file's path from its package on, or from the current folder."""
     _, found, rest = file.rpartition("site-packages" + os.sep)
@@ -442,25 +498,36 @@ def follow(command: Sequence[str], module: bool, run: Followed) -> NoReturn:
 
 
 def to_the_end(run: Followed, start: Callable[[], None]) -> NoReturn:
-    """Start a program and end `run` with it. Its own error is printed, and the process ends with 1."""
+    """Start a program and end `run` with it, or with its error, which is printed."""
     try:
         start()
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise
+            run.fail(f"it exited with {end.code}")
     except Exception as error:  # a program's own, of any kind
         told = _own_lines(error)
-        if _lacks_data(error):
-            place = next((x for x in reversed(told.stack) if not x.filename.startswith(TORCH)), told.stack[-1])
-            run.refuse(str(error).partition("\n")[0], f"{_short(place.filename)}:{place.lineno}")
+        first = str(error).partition("\n")[0]
+        place = next((x for x in reversed(told.stack) if not x.filename.startswith(TORCH)), told.stack[-1])
+        if _lacks_data(error) or ASKS_DRIVER.search(first):
+            why = first if _lacks_data(error) else f"it asks CUDA itself, which is not stood in for ({first})"
+            run.refuse(why, f"{_short(place.filename)}:{place.lineno}")
+        if _is_ours(error):
+            traceback.print_exception(error)
+            run.crash(f"{type(error).__name__}: {first}, asked for at {_short(place.filename)}:{place.lineno}")
         print("".join(told.format()), end="", file=sys.stderr, flush=True)
-        os._exit(1)
+        run.fail(f"{type(error).__name__}: {first}")
     run.end("its end")
 
 
 def _lacks_data(error: Exception) -> bool:
     """Return whether torch says that something cannot be done with tensors without data."""
     return isinstance(error, NotImplementedError) or re.search(r"\bmeta\b|\bfake impl", str(error)) is not None
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Return whether a line of this package raised an error, and not an operation that it hands on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(OURS) and "func(*" not in (frames[-1].line or "")
 
 
 def _own_lines(error: BaseException) -> traceback.TracebackException:

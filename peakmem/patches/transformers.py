@@ -1,6 +1,7 @@
 """transformers: the device of its trainer, models without weights, and files that leave no trace in memory."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ def replacements(stand_in: "StandIn") -> Iterator[tuple[str, Callable[[Any], Any
     else:
         yield "transformers.modeling_utils:PreTrainedModel.from_pretrained", lambda _: classmethod(_from_config)
         # A sequence ends where it is longest: the tokens that are drawn are not known.
+        yield "transformers.trainer:Trainer._inner_training_loop", lambda train: _naming_later(stand_in, train)
         yield "transformers.generation.stopping_criteria:EosTokenCriteria.__call__", lambda _: _never
     yield "transformers.trainer:Trainer._save_checkpoint", _left_out
     yield "transformers.modeling_utils:PreTrainedModel.save_pretrained", _left_out
@@ -81,6 +83,21 @@ def _from_config(
 
 def _never(self: Any, input_ids: torch.Tensor, scores: object, **_: Any) -> torch.Tensor:
     return torch.full((input_ids.shape[0],), False, dtype=torch.bool, device=input_ids.device)
+
+
+def _naming_later(stand_in: "StandIn", train: Any) -> Any:
+    """Return the trainer's loop, which first says what it is set to do after the steps that are followed."""
+
+    @functools.wraps(train)
+    def trains(trainer: Any, *arguments: Any, **options: Any) -> Any:
+        arguments_of = trainer.args
+        for what, name in (("evaluation", "eval_strategy"), ("a checkpoint", "save_strategy")):
+            when = str(getattr(getattr(arguments_of, name, "no"), "value", "no"))
+            if when != "no":
+                stand_in.note_later(f"{what}, which the trainer is set to make ({name} is {when})")
+        return train(trainer, *arguments, **options)
+
+    return trains
 
 
 def _left_out(_: object) -> Any:

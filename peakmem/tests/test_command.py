@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from peakmem import predict as predict_program
+from peakmem import report
 from peakmem.__main__ import _options as options_of
-from peakmem.__main__ import predict as predict_options
 from peakmem.events import NotPredicted
 
 PACKAGE = Path(__file__).parents[1]
@@ -60,12 +61,14 @@ raise SystemExit("the run should have ended before")
 """
 
 
-def predict(folder: Path, text: str, *options: str) -> tuple[dict[str, Any], str]:
+def predict(folder: Path, text: str, *options: str, code: int | None = None) -> tuple[dict[str, Any], str]:
     """What is predicted for a program with this text as JSON, and what stands on stderr."""
     (folder / "train.py").write_text(text)
     command = [sys.executable, "-m", "peakmem", "--card", "4090", "--json", *options, "train.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment())
-    return json.loads(done.stdout) if done.stdout else {}, done.stderr
+    found = json.loads(done.stdout)
+    assert code is None or (done.returncode, found["error"]) == (code, {3: "refused", 4: "failed", 5: "crashed"}[code])
+    return found, done.stderr
 
 
 def environment() -> dict[str, str]:
@@ -89,6 +92,8 @@ def test_a_loop_that_says_cuda_is_followed_for_two_steps(deep):
     assert found["parts"]["logits"] >= 8 * 32 * 5000 * 4
     assert any(held["line"].startswith("train.py:") for held in found["largest"])
     assert any("a number that is not known is read as 1" in line for line in found["assumed"])
+    assert found["between"][0] < found["needed"] < found["between"][1] < found["card_bytes"]
+    assert "torch" in found["versions"] and found["verdict"] == "fits"
 
 
 def test_few_layers_and_all_give_the_same(deep, tmp_path):
@@ -100,10 +105,10 @@ def test_few_layers_and_all_give_the_same(deep, tmp_path):
 def test_what_cannot_be_followed_is_refused_with_its_line(tmp_path):
     extra = "if loss > 2: break"
     text = LOOP.replace("DEPTH", "1").replace("EXTRA", extra)
-    found, stderr = predict(tmp_path, text)
+    found, stderr = predict(tmp_path, text, code=3)
     line = next(number for number, row in enumerate(text.splitlines(), 1) if extra in row)
-    said = f"peakmem: train.py:{line}: the program branches on a value that only real numbers decide"
-    assert not found and stderr.splitlines()[-1] == said and "loss" in stderr, "of the whole model it is shown"
+    assert found["message"].startswith(f"train.py:{line}: ") and found["message"] in stderr.splitlines()[-1]
+    assert "loss" in stderr, "of the whole model it is shown"
 
 
 def test_an_error_of_the_program_shows_the_program_s_lines_alone(tmp_path):
@@ -113,17 +118,47 @@ import sys, torch
 sys.stderr.write("50 %")
 torch.nn.functional.linear(torch.ones(2, 5, device="cuda"), torch.ones(4, 4, device="cuda"))
 """
-    found, stderr = predict(tmp_path, text)
+    found, stderr = predict(tmp_path, text, code=4)
     said, *lines = stderr.splitlines()[1:]
-    assert not found and said == "50 %Traceback (most recent call last):"
+    assert said == "50 %Traceback (most recent call last):"
     files = [line.split('"')[1] for line in lines if line.startswith("  File")]
     assert "train.py" in files[0] and not any(file.startswith(str(PACKAGE)) or "runpy" in file for file in files)
-    assert lines[-1] == "peakmem: train.py ended with an error (1) before its first steps were done"
+    assert "RuntimeError" in found["message"] and "train.py" in found["message"]
+
+
+def test_a_fault_of_ours_says_so(tmp_path):
+    """An answer that fails inside this package is no error of the program."""
+    text = "import torch, peakmem.cuda\ndel peakmem.cuda._Stream.query\npeakmem.cuda._Event = None\n"
+    text += "torch.cuda.Stream().record_event()"
+    found, _ = predict(tmp_path, text, code=5)
+    assert "a fault of peakmem" in found["message"] and "train.py:4" in found["message"]
+
+
+def test_a_program_that_exits_with_an_error_has_failed(tmp_path):
+    assert "exited with 7" in predict(tmp_path, "raise SystemExit(7)", code=4)[0]["message"]
+
+
+def test_without_a_card_there_are_figures_and_no_verdict(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\nx = torch.zeros(2**28, device='cuda')\nopen('written', 'w')")
+    found = predict_program("train.py", scratch=True)
+    assert found.allocated == 2**30 and found.fits is None and found.verdict == "needs"
+    assert "the smallest known card that has it" in report.as_text(found)
+    assert not Path("written").exists(), "it ran in a copy of the folder"
+    predict_program("train.py", card="24GiB")
+    assert Path("written").exists(), "the program really runs"
+
+
+@pytest.mark.parametrize(("card", "verdict"), [("4090", "fits"), ("1.58GiB", "may not fit"), ("1GiB", "does not fit")])
+def test_a_verdict_is_of_the_interval(card, verdict, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\nx = torch.zeros(2**28, device='cuda')")
+    found = predict_program("train.py", card=card)
+    assert found.verdict == verdict and found.fits is (verdict == "fits")
 
 
 def test_a_program_that_leaves_the_card_alone_is_told_so(tmp_path):
-    found, stderr = predict(tmp_path, "print(1)")
-    assert not found and "the program has put nothing on the card" in stderr
+    assert "nothing on the card" in predict(tmp_path, "print(1)", code=3)[0]["message"]
 
 
 def test_a_table_of_positions_is_no_vocabulary(tmp_path):
@@ -136,25 +171,22 @@ def test_a_table_of_positions_is_no_vocabulary(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        (["nope.py"], "nope.py: no such file, and no package has a command of that name"),
-        (["-m", "nope"], "-m nope: there is no module of that name"),
-    ],
+    ("program", "module"),
+    [("nope.py", False), ("nope", True)],
 )
-def test_a_program_that_does_not_exist_is_named(program, said):
-    with pytest.raises(NotPredicted) as refused:
-        predict_options(options_of(["--card", "4090", *program]))
-    assert str(refused.value) == said
+def test_a_program_that_does_not_exist_is_named(program, module):
+    with pytest.raises(NotPredicted, match=program):
+        predict_program(program, module=module)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--card", "4090", "--steps", "0"], "'0' is no number of optimizer steps, which is 1 or more"),
-        (["--card", "4090", "--steps", "two"], "'two' is no number of optimizer steps, which is 1 or more"),
-        (["--card", "24"], "'24' is no card: name a size with its unit, such as 24GB, or one of 4090, "),
-        (["--card", "0GB"], "'0GB' is no card"),
+        (["--steps", "0"], "--steps: '0'"),
+        (["--batches", "two"], "--batches: 'two'"),
+        (["--card", "24"], "--card: '24'"),
+        (["--card", "0GB"], "--card: '0GB'"),
+        (["--fit", "batch-size"], "--fit needs a card"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, said, capsys):

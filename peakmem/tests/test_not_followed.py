@@ -70,17 +70,19 @@ def followed(lines: str) -> Record:
             "while not torch.allclose(x, x + 1): pass",
             "aten.allclose.default has no known size or result without real numbers",
         ),
-        ("torch.compile(net)(x)", "torch.compile of Conv2d is not followed"),
-        ("torch.compile(mode='max-autotune')(lambda y: y)(x)", "torch.compile of <lambda> is not followed"),
-        ("net.compile(); net(x)", "torch.compile of Module._call_impl is not followed"),
+        ("torch.compile(mode='max-autotune')(lambda y: y)(x)", "torch.compile with max-autotune captures CUDA graphs"),
+        ("torch.compile(net, options={'triton.cudagraphs': True})", "torch.compile with triton.cudagraphs captures"),
         ("torch.distributed.init_process_group('nccl')", "several processes (torch.distributed) is not followed"),
         (
             "from torch.distributed.device_mesh import init_device_mesh; init_device_mesh('cuda', (1,))",
             "several processes (torch.distributed) is not followed",
         ),
         ("torch.multiprocessing.spawn(print, nprocs=1)", "several processes (torch.multiprocessing) is not followed"),
-        ("torch.cuda.CUDAGraph()", "a CUDA graph is not followed"),
-        ("torch.cuda.graph(None)", "a CUDA graph is not followed"),
+        ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph is not followed"),
+        ("torch.cuda.graph(None)", "torch.cuda.graph is not followed"),
+        ("torch.cuda.cudart()", "torch.cuda.cudart is not followed"),
+        ("torch.cuda.memory._dump_snapshot('x')", "torch.cuda.memory._dump_snapshot is not followed"),
+        ("torch.accelerator.Graph()", "torch.accelerator.Graph is not followed"),
         ("sizeless(x)", "peakmem_test.sizeless.default has no known size or result without real numbers"),
         ("torch.unique(x)", "aten._unique2.default has no known size or result without real numbers"),
         ("import numpy; numpy.from_dlpack(x)", "native code gets a tensor's memory, which has no known size"),
@@ -121,6 +123,100 @@ def test_what_is_taken_for_true_is_listed_with_its_line(lines, said):
 def test_nothing_is_said_of_what_is_known(lines):
     record = followed(lines.replace("x[known", "x[0, 0, 0, :4][known"))
     assert not record.assumed and not record.refused
+
+
+IDIOMS = """
+# autocast again
+ctx = torch.amp.autocast('cuda', dtype=torch.bfloat16)
+for _ in range(2):
+    with ctx, ctx: y = net(x)
+assert y.dtype == torch.bfloat16
+# autocast as a decorator
+y = torch.autocast('cuda', torch.bfloat16)(net)(x)
+assert y.dtype == torch.bfloat16
+# autocast by its class
+assert isinstance(torch.autocast('cuda'), torch.autocast)
+with torch.autocast('cpu'): pass
+# a number without gradients
+with torch.inference_mode(): net(x).mean().item()
+# a float mask of the host
+mask = nn.Transformer.generate_square_subsequent_mask(8)
+layer = nn.TransformerEncoderLayer(8, 2, batch_first=True).cuda()
+nn.TransformerEncoder(layer, 2)(x[0], mask=mask.cuda())
+# a float mask of the card
+mask = torch.full((4, 4), float('-inf'), device='cuda').triu(1)
+if (mask == 0).all(): pass
+# a compiled model
+m = torch.compile(net)
+m.train()
+m(x).sum().backward()
+assert len(list(m.parameters())) == 2
+# a compiled function
+@torch.compile
+def f(y): return y * 2
+f(x)
+# DataParallel
+m = nn.DataParallel(net).cuda()
+m(torch.randn(2, 2, 8, 8)).sum().backward()
+# saving
+import io
+file = io.BytesIO()
+torch.save(net.state_dict(), file)
+file.seek(0)
+net.load_state_dict(torch.load(file))
+# a default device
+torch.set_default_device('cuda')
+assert torch.randn(2).is_cuda and torch.get_default_device().type == 'cuda'
+torch.set_default_device('cpu')
+assert not torch.randn(2).is_cuda
+# a type of the card
+assert torch.cuda.FloatTensor(2, 3).is_cuda and torch.cuda.LongTensor([1, 2]).dtype == torch.int64
+# streams by keyword
+torch.cuda.current_stream(device=torch.device('cuda'))
+with torch.cuda.stream(stream=torch.cuda.Stream()): pass
+torch.Stream(device='cuda')
+# tensors saved on the host
+with torch.autograd.graph.save_on_cpu(pin_memory=True): y = net(x).sum()
+y.backward()
+# a history of memory
+torch.cuda.memory._record_memory_history(max_entries=10)
+torch.cuda.nvtx.range_push('a')
+# a distribution
+from torch.distributions import Categorical
+d = Categorical(logits=x[0, 0])
+d.log_prob(d.sample()), d.entropy()
+# a device of the tensor
+assert x.get_device() == 0 and torch.zeros(1).get_device() == -1
+"""
+IDIOMS_BY_NAME = dict(part.split("\n", 1) for part in IDIOMS.strip().removeprefix("# ").split("\n# "))
+
+
+@pytest.mark.parametrize("idiom", IDIOMS_BY_NAME)
+def test_what_plain_programs_do_is_followed(idiom):
+    record = followed(IDIOMS_BY_NAME[idiom])
+    assert record.refused is None and record.crashed is None and record.ended == "its end"
+
+
+def test_a_compiled_model_is_labelled():
+    assert any("torch.compile is left out" in what for what in followed("torch.compile(net)(x)").assumed)
+
+
+@pytest.mark.parametrize("call", ["torch.cuda.synchronize(1, 2, 3)", "torch.cuda.memory_allocated(nothing=1)"])
+def test_an_answer_takes_what_torch_s_own_function_takes(call):
+    with pytest.raises(TypeError, match="argument"), Followed(CARD, 2, None, 0, False, keep):
+        exec(call, {"torch": torch})
+
+
+def test_what_an_operation_is_made_of_is_seen_without_autograd_too():
+    """In inference mode torch hands over a cross entropy whole, whose log-softmax would not be seen."""
+    lines = """
+import torch.nn.functional as F
+with torch.MODE():
+    F.cross_entropy(torch.randn(64, 1000, device='cuda'), torch.ones(64, dtype=torch.long, device='cuda'))
+"""
+    records = [followed(lines.replace("MODE", mode)) for mode in ("no_grad", "inference_mode")]
+    sizes = [[e.bytes for e in record.events if e.storage is not None] for record in records]
+    assert sorted(sizes[0]) == sorted(sizes[1]) and sizes[0].count(256_000) == 2
 
 
 EXTENSION = """

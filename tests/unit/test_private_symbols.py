@@ -67,6 +67,9 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch:_C._cuda_endAllocateToPool": "rlhf/process/cuda.py",
     "torch:_C._cuda_releasePool": "rlhf/process/cuda.py",
     "torch:_C._nn._parse_to": "peakmem/cuda.py",
+    "torch.utils._python_dispatch:_disable_current_modes": "peakmem/cuda.py",
+    "torch.storage:_LegacyStorage": "peakmem/cuda.py",
+    "torch.utils.data.dataloader:_BaseDataLoaderIter": "peakmem/batches.py",
     "torch:Tensor._make_subclass": "peakmem/cuda.py",
     "transformers:PreTrainedModel._from_config": OF_TRANSFORMERS,
 }
