@@ -1,7 +1,4 @@
-"""Statistics of comparisons, answers and scores. Plain Python numbers go in and come out.
-
-Each is a few lines. Libraries would be three more dependencies: statsmodels, krippendorff and torchmetrics.
-"""
+"""Statistics of comparisons, answers and scores. Plain Python numbers go in and come out."""
 
 import math
 from collections import Counter, defaultdict
@@ -38,11 +35,9 @@ def wilson(count: float, total: float) -> Estimate:
 def clustered_share(outcomes: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
     """Return the mean of `outcomes` (1, 0, or 0.5 for a tie) with a Wilson interval that allows for `clusters`.
 
-    `clusters` names for each outcome what it has in common with others, such as its prompt; outcomes of one cluster may
-    depend on each other. The interval is that of the effective number of outcomes, n / max(1, d). The design effect d
-    is the cluster-robust variance of the mean over that of independent outcomes, p(1 − p)/(n − 1). If all outcomes are
-    0 or all are 1, or share one cluster, d cannot be estimated, and each cluster counts as one outcome. With a cluster
-    of its own for each outcome it is Wilson's interval. Raises ValueError without outcomes.
+    Outcomes of one cluster, such as a prompt, may depend on each other. The interval is that of n / max(1, d) outcomes,
+    where the design effect d is the cluster-robust variance of the mean over that of independent outcomes,
+    p(1 − p)/(n − 1). Where all are equal, or share one cluster, each cluster counts as one outcome.
     """
     n, groups = len(outcomes), len(set(clusters))
     p = fmean(outcomes) if n else 0.0
@@ -51,18 +46,6 @@ def clustered_share(outcomes: Sequence[float], clusters: Sequence[Hashable]) -> 
         return wilson(p * groups, groups)
     effective = n / max(1.0, variance * (n - 1) / independent)
     return wilson(p * effective, effective)
-
-
-def weighted_mean(parts: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
-    """Return the weighted mean of independent estimates, with weights that add up to 1, and its interval.
-
-    The interval follows from those of the parts, and keeps their asymmetry: its lower end is the mean −
-    √Σ w²(value − low)², its upper end likewise (MOVER; Zou and Donner 2008, doi:10.1002/sim.3095).
-    """
-    value = math.fsum(weight * part.value for part, weight in zip(parts, weights, strict=True))
-    below = math.hypot(*(weight * (part.value - part.low) for part, weight in zip(parts, weights, strict=True)))
-    above = math.hypot(*(weight * (part.high - part.value) for part, weight in zip(parts, weights, strict=True)))
-    return Estimate(value, value - below, value + above)
 
 
 def mean_interval(
@@ -90,6 +73,18 @@ def mean_interval(
     return Estimate(middle, middle - half_width, middle + half_width)
 
 
+def _variance_of_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> float | None:
+    """Return the cluster-robust variance of a mean, G/(G − 1) · Σ_g (Σ_{i∈g} (x_i − mean))² / n²; None for G < 2."""
+    residuals: defaultdict[Hashable, float] = defaultdict(float)
+    middle = fmean(values) if values else 0.0
+    for value, cluster in zip(values, clusters, strict=True):
+        residuals[cluster] += value - middle
+    groups = len(residuals)
+    return (
+        None if groups < 2 else groups / (groups - 1) * math.fsum(r * r for r in residuals.values()) / len(values) ** 2
+    )
+
+
 def share_bounds(*sides: Sequence[float]) -> tuple[float, float] | None:
     """Return 0 and 1 if all numbers lie between them, as shares do, and None otherwise."""
     return (0.0, 1.0) if all(0 <= number <= 1 for side in sides for number in side) else None
@@ -98,10 +93,7 @@ def share_bounds(*sides: Sequence[float]) -> tuple[float, float] | None:
 def paired_difference(
     before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable] | None = None
 ) -> Estimate | None:
-    """Return the mean of after[i] − before[i], which belong to each other, with the interval of `mean_interval`.
-
-    That of two shares stays between −1 and 1.
-    """
+    """Return the mean of after[i] − before[i] with the interval of `mean_interval`; of shares it is within −1 and 1."""
     bounds = (-1.0, 1.0) if share_bounds(before, after) else None
     return mean_interval([y - x for x, y in zip(before, after, strict=True)], clusters, bounds)
 
@@ -113,8 +105,7 @@ def gain_in_sd(
 
     before[i] and after[i] belong to each other, such as two answers to one prompt. The interval is that of the mean of
     (after − before)/sd − gain/2 · ((before − mean)²/sd² − 1), by the delta method: the second term is the error of the
-    estimated sd. `clusters` are those of `mean_interval`. Returns None for fewer than two clusters, and if all of
-    `before` or all of these terms are equal.
+    estimated sd. Returns None where `mean_interval` does, and if all of `before` are equal.
     """
     if len(set(before)) < 2:
         return None
@@ -128,21 +119,6 @@ def gain_in_sd(
     return Estimate(gain, gain - half_width, gain + half_width)
 
 
-def _variance_of_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> float | None:
-    """Return the cluster-robust variance of a mean, G/(G − 1) · Σ_g (Σ_{i∈g} (x_i − mean))² / n².
-
-    G is the number of clusters. With a cluster of its own for each value it is sd²/n. None for fewer than two clusters.
-    """
-    residuals: defaultdict[Hashable, float] = defaultdict(float)
-    middle = fmean(values) if values else 0.0
-    for value, cluster in zip(values, clusters, strict=True):
-        residuals[cluster] += value - middle
-    groups = len(residuals)
-    if groups < 2:
-        return None
-    return groups / (groups - 1) * math.fsum(r * r for r in residuals.values()) / len(values) ** 2
-
-
 def outcomes(differences: Sequence[float]) -> list[float]:
     """Return 1 (win), 0 (loss) or 0.5 (tie) for each difference between the first side and the second."""
     return [1.0 if d > 0 else 0.5 if d == 0 else 0.0 for d in differences]
@@ -151,51 +127,43 @@ def outcomes(differences: Sequence[float]) -> list[float]:
 def length_controlled_win_rate(outcomes: Sequence[float], length_differences: Sequence[float]) -> Estimate | None:
     """Return the win rate that remains when both answers are equally long, after AlpacaEval 2 (arXiv 2404.04475).
 
-    The model is P(win) = σ(a + b·tanh(d/s)), where d, one of `length_differences`, is the answer's length minus its
-    rival's in any unit, and s is the standard deviation of d. It is fitted to `outcomes` (1 win, 0 loss, 0.5 tie) by
-    maximum likelihood, and the rate is σ(a). The term of that paper's regression for the difficulty of a prompt is left
-    out: with two answers to each prompt it cannot be separated from noise. A penalty of 0.01·(a² + b²) keeps the fit
-    finite where length decides every outcome.
+    The model is P(win) = σ(a + b·tanh(d/s)), where d is the answer's length minus its rival's in any unit, and s the
+    standard deviation of d. It is fitted to `outcomes` (1 win, 0 loss, 0.5 tie) by maximum likelihood, and the rate is
+    σ(a). A penalty of 0.01·(a² + b²) keeps the fit finite where length decides every outcome. The interval is that of
+    a, from the sandwich H⁻¹MH⁻¹: a win or a loss adds its fitted variance p(1 − p) to M, so that the interval stays
+    honest where one side wins everything, and any other outcome its squared residual.
 
-    The interval is that of a, from the sandwich H⁻¹MH⁻¹, where H is the Hessian and M a sum of squared residuals. A win
-    or a loss contributes its fitted variance p(1 − p), so that the interval stays honest where one side wins
-    everything. A tie or a mean of several outcomes contributes its squared residual (p − y)².
-
-    Returns None without outcomes; if all are 0.5, which leaves no residuals and so an interval without width; and where
-    one side is nearly always the longer one. Then x = tanh(d/s) hardly varies, a and b cannot be told apart, and the
-    penalty would decide the rate. The n comparisons are worth n − (Σx)²/Σx² at equal length; that must be 1 or more.
+    Returns None without outcomes, if all are 0.5, and where one side is nearly always the longer one: n comparisons are
+    worth n − (Σx)²/Σx² at equal length, x = tanh(d/s), and that must be 1 or more.
     """
-    if all(outcome == 0.5 for outcome in outcomes):
+    import numpy as np  # of which a command that compares nothing has no use
+
+    def fitted(weights: np.ndarray) -> np.ndarray:
+        won: np.ndarray = 0.5 * (1 + np.tanh(weights @ design / 2))
+        return won
+
+    y = np.array(outcomes)
+    if (y == 0.5).all():
         return None
-    scale = pstdev(length_differences) or 1.0
-    rows = [(math.tanh(d / scale), y) for d, y in zip(length_differences, outcomes, strict=True)]
-    squares = math.fsum(x * x for x, _ in rows)
-    if squares and len(rows) - math.fsum(x for x, _ in rows) ** 2 / squares < 1:
+    x = np.tanh(np.array(length_differences) / (pstdev(length_differences) or 1.0))
+    if (x**2).sum() and len(x) - x.sum() ** 2 / (x**2).sum() < 1:
         return None
-    ridge = 0.02
-    a = b = 0.0
+    design, penalty = np.stack([np.ones_like(x), x]), 0.02 * np.eye(2)  # (2, n)
+    weights = np.zeros(2)
     for _ in range(100):  # Newton's method on a strictly convex function converges in a few steps
-        ga, gb, haa, hab, hbb = ridge * a, ridge * b, ridge, 0.0, ridge
-        for x, y in rows:
-            p = sigmoid(a + b * x)
-            weight = p * (1 - p)
-            ga, gb = ga + p - y, gb + (p - y) * x
-            haa, hab, hbb = haa + weight, hab + weight * x, hbb + weight * x * x
-        determinant = haa * hbb - hab * hab
-        step_a, step_b = (hbb * ga - hab * gb) / determinant, (haa * gb - hab * ga) / determinant
-        shrink = min(1.0, 4.0 / max(abs(step_a), abs(step_b), 1e-300))  # far from the optimum a step overshoots
-        a, b = a - shrink * step_a, b - shrink * step_b
-        if max(abs(step_a), abs(step_b)) < 1e-10:
+        p = fitted(weights)
+        hessian = (design * p * (1 - p)) @ design.T + penalty
+        step = np.linalg.solve(hessian, design @ (p - y) + penalty @ weights)
+        weights = weights - step * min(
+            1.0, 4.0 / max(abs(step).max(), 1e-300)
+        )  # far from the optimum a step overshoots
+        if abs(step).max() < 1e-10:
             break
-    haa, hab, hbb = ridge, 0.0, ridge  # of the optimum; those above are of the point before the last step
-    maa = mab = mbb = 0.0
-    for x, y in rows:
-        p = sigmoid(a + b * x)
-        weight = p * (1 - p)
-        haa, hab, hbb = haa + weight, hab + weight * x, hbb + weight * x * x
-        square = (p - y) ** 2 if 0 < y < 1 else weight
-        maa, mab, mbb = maa + square, mab + square * x, mbb + square * x * x
-    error = Z95 * math.sqrt(hbb * hbb * maa - 2 * hbb * hab * mab + hab * hab * mbb) / (haa * hbb - hab * hab)
+    p = fitted(weights)
+    inverse = np.linalg.inv((design * p * (1 - p)) @ design.T + penalty)
+    middle = (design * np.where((y > 0) & (y < 1), (p - y) ** 2, p * (1 - p))) @ design.T
+    error = Z95 * math.sqrt((inverse @ middle @ inverse)[0, 0])
+    a = float(weights[0])
     return Estimate(sigmoid(a), sigmoid(a - error), sigmoid(a + error))
 
 
@@ -238,45 +206,18 @@ def distinct(texts: Sequence[str], n: int) -> float:
     return len(grams) / grams.total() if grams else 0.0
 
 
-class Bin(NamedTuple):
-    """The pairs whose confidence lies in one range: the reward model's mean confidence and its accuracy on them."""
+def calibration_error(margins: Sequence[float], bins: int = 10) -> float:
+    """Return a reward model's expected calibration error (arXiv 1706.04599) from scores of chosen less rejected.
 
-    low: float
-    high: float
-    pairs: int
-    confidence: float
-    accuracy: float
-
-
-def calibration(margins: Sequence[float], bins: int = 10) -> tuple[list[Bin], float]:
-    """Return a reward model's calibration curve and its expected calibration error (arXiv 1706.04599).
-
-    `margins` are score differences, chosen minus rejected. The model prefers the higher score, with confidence
-    σ(|margin|). Confidence runs from 0.5 to 1, a range that is cut into `bins` of equal width. The model is right where
-    the margin is positive, and half right where it is 0. The error is Σ pairs·|accuracy − confidence| / all pairs. Bins
-    without pairs are left out.
+    The model prefers the higher score, with confidence σ(|margin|), from 0.5 to 1 in `bins` of equal width. It is right
+    where the margin is positive, and half right where it is 0. The error is the mean |accuracy − confidence| of bins,
+    weighted by their pairs.
     """
-    width = 0.5 / bins
-    binned: list[list[tuple[float, float]]] = [[] for _ in range(bins)]
+    binned: defaultdict[int, list[float]] = defaultdict(list)
     for margin, right in zip(margins, outcomes(margins), strict=True):
         confidence = sigmoid(abs(margin))
-        binned[min(bins - 1, int((confidence - 0.5) / width))].append((confidence, right))
-    curve = [
-        Bin(0.5 + i * width, 0.5 + (i + 1) * width, len(rows), fmean(c for c, _ in rows), fmean(r for _, r in rows))
-        for i, rows in enumerate(binned)
-        if rows
-    ]
-    error = sum(b.pairs * abs(b.accuracy - b.confidence) for b in curve) / max(1, len(margins))
-    return curve, error
-
-
-def histogram(values: Sequence[float], edges: Sequence[float]) -> list[int]:
-    """Count the values in each range [edges[i], edges[i+1]); values outside count in the first or last range."""
-    counts = [0] * (len(edges) - 1)
-    width = (edges[-1] - edges[0]) / len(counts)
-    for value in values:
-        counts[max(0, min(len(counts) - 1, int((value - edges[0]) // width)))] += 1
-    return counts
+        binned[min(bins - 1, int((confidence - 0.5) * 2 * bins))].append(right - confidence)
+    return sum(abs(math.fsum(gaps)) for gaps in binned.values()) / max(1, len(margins))
 
 
 def sigmoid(x: float) -> float:

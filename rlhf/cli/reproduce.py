@@ -27,18 +27,19 @@ CONTINUES = "the same command continues: finished stages are kept, the interrupt
 @chooses_recipe(**TRAINING_HELP, out=True, on_device=True)
 @click.option("--seeds", metavar="LIST", default="0,1,2", show_default=True, help="Seeds, separated by commas.")
 @click.option(
-    "--until",
+    "--stage",
     metavar="LIST",
     show_default="all that train, and evaluate if a target needs it",
-    help="Stages to end with, separated by commas.",
+    help="Stages to end with, such as dpo, separated by commas.",
 )
 @PRICE
-def reproduce(choice: Choice, out: Path, seeds: str, until: str | None, price: float | None) -> None:
+def reproduce(choice: Choice, out: Path, seeds: str, stage: str | None, price: float | None) -> None:
     """Run a recipe's stages with several seeds and print mean ± sd.
 
-    The table has a row for each target. Finished stages are kept, interrupted ones are resumed.
+    The table has a row for each target, and the main figure of a stage without one. Finished stages are kept,
+    interrupted ones are resumed.
     """
-    numbers, stages = _seeds(seeds), _stages(until)
+    numbers, stages = _seeds(seeds), _stages(stage)
     loaded = choice.load()
     if "seed" in parse_overrides(choice.changes):
         raise OptionError("--set seed: the seeds of this command are --seeds")
@@ -84,7 +85,7 @@ def _stages(text: str | None) -> list[StageName] | None:
     try:
         return None if text is None else [stage_name(word) for word in listed(text) or [""]]
     except UserError as error:
-        raise click.BadParameter(str(error), param_hint="--until") from None
+        raise click.BadParameter(str(error), param_hint="--stage") from None
 
 
 @click.command()

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from filelock import FileLock
+
 from rlhf.data import formats
 from rlhf.data.formats import RowOptions
 from rlhf.data.worlds import additions, gym, lengths, sums, toy, toy_texts
@@ -17,7 +19,6 @@ from rlhf.process.children import child_environment
 from rlhf.recipe import Recipe
 from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.schema_data import Data, ReasoningGym
-from rlhf.run.lock import waited_for
 from rlhf.run.packages import package_version, require_found
 from rlhf.run.reader import advising, read
 from rlhf.run.records import Generated
@@ -135,7 +136,7 @@ def _generate_once(folder: Path, names: Sequence[str], write: Callable[[], None]
     Raises UserError for one that has changed since, and for a made.json that cannot be read.
     """
     files, record = [folder / name for name in names], folder / "made.json"
-    with waited_for(folder / ".lock"):
+    with FileLock(folder / ".lock"):
         with advising(f"move {folder} away: the data are made again"):
             hashes = read(record, Generated)
         if hashes is None or not all(file.is_file() for file in files):

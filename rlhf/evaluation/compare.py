@@ -19,7 +19,7 @@ from rlhf.run import reader
 from rlhf.run.evidence import IS_BETTER, NO_DIFFERENCE, NO_VERDICT, Word, verdict, way_to_know
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
 from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
-from rlhf.run.other_settings import value
+from rlhf.run.named import value
 from rlhf.run.outcomes import Answer, Details, SampleLine
 from rlhf.terminal import wording
 

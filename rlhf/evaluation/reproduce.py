@@ -17,12 +17,14 @@ from rlhf.recipe.folders import no_section
 from rlhf.recipe.published import NOT_COMPARED, Figure, Verdict, verdict_of
 from rlhf.recipe.stages import EVALUATE, STAGES, TRAINING_STAGES
 from rlhf.run import reader
+from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import read_manifest, read_summary, totals
 from rlhf.run.layout import SUMMARY
 from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import DataFile, Summary
 from rlhf.terminal import say, wording
 
+HEADLINES = ("accuracy", "perplexity", "eval_loss")  # of stages that train no policy
 OF_ROWS = ("data.source", "data.files", "data.format")  # keys by which rows of files stand in for the recipe's
 
 
@@ -220,6 +222,8 @@ def rows(
             ]
             cells = [cell + text for cell, text in zip(row[3:-2], beside, strict=True)]
             table.append((*row[:3], *cells, *row[-2:]))
+        if not summaries[0].targets and (found := _headline(summaries)):
+            table.append((stage, *found))
         walls.append([summary.wall_seconds for summary in summaries])
         table.append(
             (stage, "wall time, s", "", *(f"{w:.0f}" for w in walls[-1]), f"{statistics.mean(walls[-1]):.0f}", "")
@@ -230,6 +234,19 @@ def rows(
     times = [sum(of_seed) for of_seed in zip(*walls, strict=True)]
     table.append(("all", "wall time, s", "", *(f"{t:.0f}" for t in times), f"{statistics.mean(times):.0f}", ""))
     return table
+
+
+def _headline(summaries: Sequence[Summary]) -> tuple[str, ...] | None:
+    """Return the cells of a stage's main figure: a policy's reward, an accuracy or a loss; None without any."""
+    gains = [next(iter(gains_over_start({summary.stage: summary})), None) for summary in summaries]
+    if (first := gains[0]) is not None:
+        name, values = f"{first.name}, {first.start:.3g} at the start", [gain.end if gain else None for gain in gains]
+    else:
+        key = next((key for key in HEADLINES if key in summaries[0].metrics), None)
+        if key is None:
+            return None
+        name, values = wording.metric(key), [summary.metrics.get(key) for summary in summaries]
+    return name, "", *map(wording.number, values), mean_sd(values), ""
 
 
 def _recorded(figure: Figure, value: float | None, summary: Summary | None) -> str:

@@ -1,6 +1,6 @@
 """Scores of encoded answers, and figures of a reward model: accuracy, calibration, histograms."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import correlation, fmean, quantiles
 
 import torch
@@ -12,8 +12,7 @@ from rlhf.recipe.names import ScoreRole
 from rlhf.recipe.stages import RM, SECOND_RM, RewardModelName
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import SUMMARY
-from rlhf.run.outcomes import Histograms, RewardModelFigures
-from rlhf.stats import calibration, histogram, outcomes, sigmoid
+from rlhf.stats import calibration_error, outcomes, sigmoid
 
 HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward model's scores after a sigmoid
 
@@ -58,13 +57,12 @@ def accuracy(differences: torch.Tensor) -> float:
 
 def reward_model_figures(
     chosen: Sequence[float], rejected: Sequence[float], length_differences: Sequence[int]
-) -> tuple[dict[str, float], RewardModelFigures]:
-    """Return metrics of a reward model from its scores on held-out pairs, and the curves behind them.
+) -> dict[str, float]:
+    """Return metrics of a reward model from its scores on held-out pairs.
 
     `length_differences`: tokens of the chosen answer less those of the rejected one.
     """
     margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
-    curve, error = calibration(margins)
     probabilities = [sigmoid(x) for x in (*chosen, *rejected)]
     confidences = [sigmoid(abs(m)) for m in margins]
     correct = outcomes(margins)
@@ -73,7 +71,7 @@ def reward_model_figures(
     metrics = {
         "accuracy": fmean(correct),
         "margin": fmean(margins),
-        "calibration_error": error,
+        "calibration_error": calibration_error(margins),
         "noise_at_most": 1 - fmean(confidences),
         "confident_disagreement": fmean(float(m < 0 and s > 0.9) for m, s in zip(margins, confidences, strict=True)),
         "sigmoid_p5": percentiles[0],
@@ -86,27 +84,4 @@ def reward_model_figures(
             metrics[f"accuracy_chosen_{name}"] = fmean(rows)
     if len(set(length_differences)) > 1 and len(set(margins)) > 1:
         metrics["margin_length_correlation"] = correlation(margins, length_differences)
-    largest = max(map(abs, margins)) or 1.0
-    edges = [largest * (i / 20 - 1) for i in range(41)]
-    twentieths = [i / 20 for i in range(21)]
-    curves = {
-        "calibration": [bucket._asdict() for bucket in curve],
-        "margins": {"edges": edges, "counts": histogram(margins, edges)},
-        "sigmoid_scores": {"edges": twentieths, "counts": histogram(probabilities, twentieths)},
-    }
-    return metrics, RewardModelFigures.model_validate(curves)
-
-
-def score_histograms(scores_of_policies: Mapping[str, torch.Tensor | None]) -> Histograms | None:
-    """Return histograms over common ranges of the scores (N,) of every policy's samples; None without scores.
-
-    Scores that are NaN for want of a verdict are in none, and a policy without any other is left out.
-    """
-    known = {name: x[~x.isnan()].tolist() for name, x in scores_of_policies.items() if x is not None}
-    scores = {name: values for name, values in known.items() if values}
-    if not scores:
-        return None
-    low, high = min(map(min, scores.values())), max(map(max, scores.values()))
-    edges = [low + (high - low or 1.0) * i / 30 for i in range(31)]
-    counts = {name: histogram(values, edges) for name, values in scores.items()}
-    return Histograms.model_validate({"edges": edges, "counts": counts})
+    return metrics

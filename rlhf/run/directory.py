@@ -13,16 +13,15 @@ summary.json      the last file; its presence means that the stage is done
 
 import os
 import platform
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import JsonObject, finite, free_name, sha256, sync_tree, write_json
+from rlhf.files import JsonObject, finite, free_name, remove, sha256, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.stages import PRETRAIN, PolicyName
@@ -37,8 +36,8 @@ from rlhf.run.finished import (
     result_files,
     result_hash,
 )
-from rlhf.run.layout import FINDINGS, MANIFEST, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
-from rlhf.run.lock import locked, make_run_directory
+from rlhf.run.layout import FINDINGS, JUDGED_FILE, MANIFEST, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
+from rlhf.run.lock import locked, make_folder
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.packages import package_versions
 from rlhf.run.parents import Parents
@@ -46,7 +45,6 @@ from rlhf.run.provenance import code_version
 from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
 
-OnMetrics = Callable[[int, Mapping[str, float]], None]  # receives a logged step
 LARGE = 10**9  # bytes: a larger result is hashed when it is used, not whenever the runner skips its finished stage
 
 
@@ -71,7 +69,6 @@ class StageRun:
         are the policies that an evaluation compares, instead of all that are trained.
         """
         self.loaded, self.stage, self.is_main = loaded, stage, is_main
-        self.title = str(stage)  # in what is shown while it runs
         self.seed = loaded.recipe.seed_of(stage)  # with which it trains
         self.run_directory = out / loaded.name / loaded.version
         self.path = self._place = self.run_directory / stage
@@ -85,7 +82,6 @@ class StageRun:
         self.total_steps = 0  # of training, once the stage knows them
         self.logs = Logs(self.path, is_main)
         self.checkpoints = Checkpoints(self.path / "checkpoints", is_main)
-        self.watch: Callable[[StageRun], OnMetrics] | None = None  # makes live checks of a run
         self._manifest: dict[str, object] = {}
         self._started = time.monotonic()
         self._spent = 0.0  # seconds up to the checkpoint that this run resumes from
@@ -118,27 +114,23 @@ class StageRun:
             raise UserError(f"{self.path} was made from another {', '.join(changed)}; {self.parents.another_place()}")
         return None if changed or manifest.parents.keys() != hashes.keys() else summary
 
-    def step_to_resume(self) -> int | None:
-        """Return the step of the checkpoint from which this run could continue; None without one of these settings."""
-        manifest = self._unfinished() if self.checkpoints.steps() else None
-        if (
-            manifest is None
-            or not self.parents.has_our_settings(manifest, self.stage)
-            or manifest.parents != self.parents.hashes()
-        ):
-            return None
-        latest = self.checkpoints.latest()
-        return None if latest is None else checkpoint_step(latest)
+    def check_nothing_lost(self) -> None:
+        """Raise UserError where an unfinished run has a checkpoint: only an option may continue it or set it aside."""
+        if self.checkpoints.steps() and self._checkpoint_to_resume() is not None:
+            raise UserError(
+                f"{self.path} has a checkpoint of step {checkpoint_step(self.checkpoints.latest() or self.path)}: "
+                "--resume continues from it, --restart sets it aside and begins anew"
+            )
 
     def start(self, resume: bool, argv: list[str], device: Mapping[str, object]) -> None:
         """Prepare the directory. An unfinished run in it is continued (`resume`) or set aside."""
         if not self.is_main:
             return
-        make_run_directory(self.run_directory)
+        make_folder(self.run_directory)
         checkpoint = self._checkpoint_to_resume() if resume else None
         if checkpoint is None and os.path.lexists(self.path):
             if self.stage in REMADE and (self.path / SUMMARY).exists():
-                self._work_beside()
+                self._work_in(self._beside)
             else:
                 self.set_aside()
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -204,8 +196,7 @@ class StageRun:
                     shutil.rmtree(self.path)
                 raise
             finally:
-                if self.path == self._beside:
-                    self._leave_beside()
+                self._work_in(self._place)
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -259,46 +250,34 @@ class StageRun:
         self.logs.sync()
         write_json(self.path / SUMMARY, summary.content())
         if self.path == self._beside:
-            self.path = self._place
+            self._work_in(self._place)
             self.set_aside()
             self._beside.rename(self.path)
-            self._leave_beside()
+            self._beside.parent.rmdir()
         return read_summary(self.path)
 
-    def set_aside(self, folder: Path | None = None) -> None:
-        """Rename the directory; delete it instead if it holds no work. Findings are kept, for a message names them.
-
-        `folder` is another one that was written for this stage.
-        """
-        folder = folder or self.path
-        if _holds_no_work(folder, LOGS.keys() - {FINDINGS}):
-            shutil.rmtree(folder)
+    def set_aside(self) -> None:
+        """Rename the directory; delete it instead if it holds no work. Findings are kept, for a message names them."""
+        if _holds_no_work(self.path, LOGS.keys() - {FINDINGS}):
+            shutil.rmtree(self.path)
             return
-        aside = free_name(self._place.with_name(f"{self.stage}.before"))
-        folder.rename(aside)
-        which = "unfinished" if folder == self._beside and not (aside / SUMMARY).exists() else "earlier"
-        say(f"{self.stage}: the {which} directory was moved to {aside}{self._advice_about(aside)}")
+        aside = free_name(self.path.with_name(f"{self.stage}.before"))
+        self.path.rename(aside)
+        say(f"{self.stage}: the earlier directory was moved to {aside}")
 
     # -- details ---------------------------------------------------------------------------------------------------
 
-    def _work_beside(self) -> None:
-        """Make the result in another folder, which takes this place once it is finished; until then the earlier counts.
+    def _work_in(self, folder: Path) -> None:
+        """Write into `folder` from now on: beside a finished result, which counts until another one is whole.
 
-        What a run that was killed left there is cleared away.
+        What a stopped run left beside it goes, but for a judge's marks, which were paid for.
         """
-        if os.path.lexists(self._beside):
-            self.set_aside(self._beside)
-        self.path = self._beside
-        self.logs.folder = self.path
-        self.checkpoints = Checkpoints(self.path / "checkpoints", self.is_main)
-
-    def _leave_beside(self) -> None:
-        """Clear away a result that is not finished; the earlier one was never touched."""
-        if os.path.lexists(self._beside):
-            self.set_aside(self._beside)
-        with suppress(OSError):
-            self._beside.parent.rmdir()
-        self.path = self._place
+        self.path = self.logs.folder = folder
+        self.checkpoints = Checkpoints(folder / "checkpoints", self.is_main)
+        if folder == self._beside and folder.is_dir():
+            for file in folder.iterdir():
+                if file.name != JUDGED_FILE:
+                    remove(file)
 
     def _findings(self) -> list[str]:
         """Return the names of the checks that found something."""
@@ -350,19 +329,6 @@ class StageRun:
         except UserError as error:
             say(f"{self.stage}: {error}; starting afresh")
             return None
-
-    def _advice_about(self, aside: Path) -> str:
-        """Return how to continue the run that was moved to `aside`, or why it cannot be; "" if there is no need to."""
-        if (aside / SUMMARY).exists() or not any(aside.glob("checkpoints/step-*")):
-            return ""
-        try:
-            manifest = reader.read(aside / MANIFEST, records.Manifest)
-        except UserError:
-            manifest = None
-        if manifest is None:
-            return ". Its checkpoints cannot be continued without a whole manifest.json"
-        back = f"rm -r {shlex.quote(str(self.path))} && mv {shlex.quote(str(aside))} {shlex.quote(str(self.path))}"
-        return f". To continue it instead: stop this run, `{back}`, then --resume"
 
     def _changed(self, name: str, digest: str) -> bool:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""

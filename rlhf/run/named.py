@@ -1,16 +1,15 @@
 """A run directory that a command is given, and the recipe that its manifests name."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from rlhf.errors import OptionError, UserError, no_such
-from rlhf.recipe import Changes, PinnedRecipe, StageName, as_yaml, deciding_settings, load
+from rlhf.recipe import Changes, PinnedRecipe, StageName, as_yaml, load
 from rlhf.recipe.chain import changed_settings
 from rlhf.recipe.stages import POLICIES, REWARD_MODELS, STAGES, stage_name
-from rlhf.run import other_settings
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import MANIFEST, REMAKING
 from rlhf.run.records import Manifest
@@ -59,13 +58,6 @@ def runs_below(path: Path) -> list[Path]:
     return list(dict.fromkeys(stage.parent for stage in stages if stage.parent.name != REMAKING))
 
 
-def _named_below(runs: Sequence[Path]) -> str:
-    """Return the first of several run directories in words, as they are to be named."""
-    named = ", ".join(str(run) for run in runs[:MOST_NAMED])
-    more = f" and {len(runs) - MOST_NAMED} more" if len(runs) > MOST_NAMED else ""
-    return f"{named}{more}; name {'one of them' if len(runs) > 1 else 'it'}"
-
-
 def named_run(path: Path) -> NamedRun:
     """Return the run directory that `path` or the folder above it is. Raises OptionError if neither is one."""
     if not path.is_dir():
@@ -77,7 +69,8 @@ def named_run(path: Path) -> NamedRun:
         directory = path.parent if len(path.parts) > 1 else absolute.parent
         return NamedRun(directory, stage_name(absolute.name))
     if not _stages_in(path):
-        hint = f"it holds {_named_below(below)}" if (below := runs_below(path)) else EXPECTED
+        below = ", ".join(str(run) for run in runs_below(path)[:MOST_NAMED])
+        hint = f"it holds {below}: name one of them" if below else EXPECTED
         raise OptionError(f"{path}: no run, for no stage in it has a manifest.json; {hint}")
     return NamedRun(path, None)
 
@@ -146,14 +139,13 @@ def edits_since(run: NamedRun, root: Path, directory: Path | None = None) -> str
     loaded = load(_recipe_folder(run, made, root, directory), made.overrides, made.seed)
     if loaded.sha256 == made.recipe_sha256:
         return None
-    differences = []
-    for stage, manifest in _manifests(run).items():
-        settings = manifest.settings.plain()
-        if keys := changed_settings(settings, loaded.recipe, stage):
-            now = deciding_settings(loaded.recipe, stage)
-            differences.append(f"{stage} was made with {other_settings.in_words(keys, settings, now)}")
-    of_stages = "; ".join(differences) or "no stage of it has other settings"
-    return f"{loaded.directory / 'recipe.yaml'} was edited since {run} was made: {of_stages}"
+    by_stage = {
+        stage: changed_settings(manifest.settings.plain(), loaded.recipe, stage)
+        for stage, manifest in _manifests(run).items()
+    }
+    keys = ", ".join(dict.fromkeys(key for changed in by_stage.values() for key in changed))
+    what = f"its stages have other {keys}" if keys else "no stage of it has other settings"
+    return f"{loaded.directory / 'recipe.yaml'} was edited since {run} was made: {what}"
 
 
 def _recipe_folder(run: NamedRun, made: RunSettings, root: Path, typed: Path | None) -> Path:
@@ -189,8 +181,16 @@ def _deciding(manifest: Manifest) -> Mapping[str, object]:
     """Return those changed keys of a stage that decide what it produces: its manifest's settings have them."""
     settings = manifest.settings.plain()
 
-    def decides(key: str, value: object) -> bool:
+    def decides(key: str, changed: object) -> bool:
         section = key.partition(".")[0]
-        return section in settings and (value is None or other_settings.value(settings, key) is not None)
+        return section in settings and (changed is None or value(settings, key) is not None)
 
-    return {key: value for key, value in manifest.overrides.items() if decides(key, value)}
+    return {key: changed for key, changed in manifest.overrides.items() if decides(key, changed)}
+
+
+def value(settings: Mapping[str, Any], dotted: str) -> Any:
+    """Return the value of a dotted key of nested settings; None where a section on the way is absent."""
+    inner: Any = settings
+    for name in dotted.split("."):
+        inner = inner.get(name) if isinstance(inner, Mapping) else None
+    return inner

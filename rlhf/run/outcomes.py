@@ -71,42 +71,6 @@ def by_prompt(lines: Iterable[SampleLine]) -> dict[str, list[SampleLine]]:
     return groups
 
 
-class Histogram(Record):
-    """Counts of values between neighbouring edges."""
-
-    edges: list[Number]
-    counts: list[Amount]
-
-    @model_validator(mode="after")
-    def _check_counts(self) -> Self:
-        if len(self.edges) != len(self.counts) + 1:
-            raise ValueError("a histogram has one edge more than counts")
-        return self
-
-
-class Histograms(Record):
-    """Counts of several policies' scores between the same edges."""
-
-    edges: list[Number]
-    counts: dict[str, list[Amount]]
-
-
-class CalibrationBin(Record):
-    """The pairs of one range of confidence."""
-
-    confidence: Number | None
-    accuracy: Number | None
-    pairs: Count
-
-
-class RewardModelFigures(Record):
-    """The figures of a reward model: calibration, margins and scores after a sigmoid."""
-
-    calibration: list[CalibrationBin]
-    margins: Histogram
-    sigmoid_scores: Histogram
-
-
 class Contradiction(Record):
     """A held-out pair on which the reward model contradicts the label."""
 
@@ -127,9 +91,7 @@ class HeldoutPair(Record):
 class Details(Record):
     """The content of evaluate/details.json. Older ones lack `heldout_pairs` and `reward_functions`."""
 
-    scores: Histograms | None = None
     reward_functions: dict[str, str] = Field(default_factory=dict)  # as the recipe writes them, by name
-    reward_model: RewardModelFigures | None = None
     contradicted: list[Contradiction] = Field(default_factory=list)
     heldout_pairs: list[HeldoutPair] = Field(default_factory=list)
 

@@ -6,31 +6,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import sha256
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName, as_yaml
 from rlhf.recipe.chain import changed_settings
 from rlhf.recipe.folders import no_section
 from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyName
-from rlhf.run import identity, other_settings, records
+from rlhf.run import identity, records
 from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
-from rlhf.run.named import named_run, settings_of
-from rlhf.terminal import LONGEST_COMMAND, say
+from rlhf.run.named import named_run, settings_of, value
+from rlhf.terminal import say, shortened
+
+MOST = 3  # keys in a message
+LONGEST = 100  # characters of a value
+MOST_WORDS = 20  # of a command in a message
 
 
 class ParentMissing(UserError):
     """An earlier stage has to be run first."""
-
-    def __init__(self, parent: StageName, path: Path, command: str):
-        """`path` is where its folder would be, `command` what runs it."""
-        default = Path("runs", *path.parts[-3:])
-        is_there = default != path and (default / SUMMARY).exists()
-        hint = "; there is one in runs, which --reuse or --out names" if is_there else ""
-        state = "did not finish" if (path / MANIFEST).exists() else "has not been run"
-        super().__init__(f"{parent} {state} ({path}{hint}): first {command}")
 
 
 class Parents:
@@ -75,18 +72,19 @@ class Parents:
         unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
         if unnamed:
             raise UserError(
-                f"{path}/manifest.json does not name its parent {unnamed[0]}; move {path} away and run {stage} again"
+                f"{path / MANIFEST}: parent {unnamed[0]} is missing; move {path} away and run {stage} again"
             )
         verified(path.parent, stage)
         return path
 
     def _missing(self, stage: StageName, path: Path) -> ParentMissing:
         """Return the error about an earlier stage that is not finished, with the command that runs it."""
+        state = "did not finish" if (path / MANIFEST).exists() else "has not been run"
         words = ["rlhf", "run", stage, "--with-parents"] + ["--resume"] * (path / MANIFEST).exists()
-        command = shlex.join([*words, *self._same_settings()])
-        if len(command) > LONGEST_COMMAND:
-            return ParentMissing(stage, path, f"`{shlex.join(words)}` with the same settings")
-        return ParentMissing(stage, path, f"`{command}`")
+        settings = self._same_settings()
+        known = len(settings) <= MOST_WORDS
+        command = f"`{shlex.join([*words, *settings])}`" if known else f"`{shlex.join(words)}` with the same settings"
+        return ParentMissing(f"{stage} {state} ({path}): first {command}")
 
     def _same_settings(self) -> list[str]:
         """Return the words of a command that name this run and its settings: the run itself, where it has them."""
@@ -100,7 +98,7 @@ class Parents:
             words += ["--reuse", str(self.reuse_directory.parents[1])]
         if recipes.load(loaded.directory).recipe.seed != loaded.recipe.seed:
             words += ["--seed", str(loaded.recipe.seed)]
-        changes = [f"{key}={recipes.as_yaml(value)}" for key, value in loaded.overrides.items()]
+        changes = [f"{key}={as_yaml(changed)}" for key, changed in loaded.overrides.items()]
         return words + [word for change in changes for word in ("--set", change)]
 
     def hashes(self) -> dict[StageName, str]:
@@ -140,64 +138,48 @@ class Parents:
             if self.loaded.recipe.section(policy) is None:
                 raise UserError(no_section(policy, self.loaded))
             raise self._missing(policy, self.folder(policy))
-        if begun := self._begun(trained):
-            only = [word for name in trained for word in ("--only", name)]
-            others = shlex.join(["rlhf", "run", EVALUATE, str(self.run_directory), *only])
-            alone = f", or evaluate the others alone, `{others}`" if only else ""
-            folder = self.run_directory / begun[0]
-            raise UserError(f"{folder}: {begun[0]} still trains, or was stopped: let it finish{alone}")
+        others = [policy for policy in self._left_out(trained) if (self.run_directory / policy / MANIFEST).exists()]
+        if others:
+            way = f"or evaluate the others alone, --only {' --only '.join(trained)}" if trained else "or stop it"
+            raise UserError(f"{self.run_directory / others[0]}: {others[0]} has not finished: let it finish, {way}")
         self.say_what_is_left_out(trained)
         return trained
 
-    def _begun(self, trained: Sequence[PolicyName]) -> list[PolicyName]:
-        """Return the policies of the recipe that this run has begun and not finished; none if some were asked for."""
-        others = [] if self.only else [policy for policy in self.loaded.recipe.policies() if policy not in trained]
-        return [policy for policy in others if (self.run_directory / policy / MANIFEST).exists()]
+    def _left_out(self, trained: Sequence[PolicyName]) -> list[PolicyName]:
+        """Return the policies of the recipe that an evaluation of the `trained` is without; none if some were named."""
+        return [] if self.only else [policy for policy in self.loaded.recipe.policies() if policy not in trained]
 
     def say_what_is_left_out(self, trained: Sequence[PolicyName]) -> None:
-        """Say which policies of the recipe an evaluation of the `trained` ones is without; none if some were named."""
-        begun = self._begun(trained)
-        others = [] if self.only else [policy for policy in self.loaded.recipe.policies() if policy not in trained]
-        for words, policies in (
-            ("this run has not trained them", [policy for policy in others if policy not in begun]),
-            ("they still train, or were stopped", begun),
-        ):
-            if policies:
-                say(f"not evaluated, for {words}: {', '.join(policies)}; evaluate again when they are finished")
+        """Say which policies of the recipe an evaluation of the `trained` ones is without."""
+        if others := self._left_out(trained):
+            say(f"not evaluated, for this run has not trained them: {', '.join(others)}")
 
     def elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another run has finished a stage with the same settings, or None."""
         path = self._finished_elsewhere(stage)
-        return path if path is not None and self.has_our_settings(read_manifest(path), stage) else None
+        return path if path is not None and not self._changed(read_manifest(path), stage) else None
 
     def settings_elsewhere(self, stage: StageName) -> str | None:
         """Return what keeps a stage that another run has finished from being used: its other settings, in words."""
         path = self._finished_elsewhere(stage)
-        if path is None:
-            return None
-        keys, sentence = self._differences(path, read_manifest(path), stage)
-        return sentence if keys else None
+        manifest = None if path is None else read_manifest(path)
+        return None if manifest is None or not self._changed(manifest, stage) else self._in_words(path, manifest, stage)
 
     def _finished_elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another run has finished a stage, with whatever settings, or None."""
         path = self.folder(stage)
         return path if path != self.run_directory / stage and (path / SUMMARY).exists() else None
 
-    def has_our_settings(self, manifest: records.Manifest, stage: StageName) -> bool:
-        """Return whether a stage was made with the settings that this recipe has for it."""
-        return not self._changed(manifest.settings.plain(), stage)
-
-    def _changed(self, made: Mapping[str, object], stage: StageName) -> list[str]:
+    def _changed(self, manifest: records.Manifest, stage: StageName) -> list[str]:
         """Return the keys in which a stage was made with other settings; what sampled a parent decides nothing here."""
-        keys = changed_settings(made, self.loaded.recipe, stage)
+        keys = changed_settings(manifest.settings.plain(), self.loaded.recipe, stage)
         return keys if stage == self.stage else [key for key in keys if key != f"{stage}.vllm_url"]
 
     def check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
         manifest = read_manifest(path)
-        keys, sentence = self._differences(path, manifest, stage)
-        if keys:
-            raise UserError(f"{sentence}; {self._way_out(path)}")
+        if self._changed(manifest, stage):
+            raise UserError(f"{self._in_words(path, manifest, stage)}; {self._way_out(path)}")
         return manifest
 
     @cached_property
@@ -213,28 +195,33 @@ class Parents:
             way_out = "put that back, or choose another --out"
             raise UserError(f"{model}: {changed[0]} is not the one with which {path} was made: {way_out}")
 
-    def _differences(self, path: Path, manifest: records.Manifest, stage: StageName) -> tuple[Sequence[str], str]:
-        """Return the keys in which a stage was made with other settings than ours, and a sentence about them."""
-        made, expected = manifest.settings.plain(), recipes.deciding_settings(self.loaded.recipe, stage)
-        keys = self._changed(made, stage)
-        return keys, f"{path} was made with {other_settings.in_words(keys, made, expected)}"
+    def _in_words(self, path: Path | None, manifest: records.Manifest, stage: StageName) -> str:
+        """Return with which settings a stage was made instead of ours, the sections that only one has last."""
+        made, asked = manifest.settings.plain(), recipes.deciding_settings(self.loaded.recipe, stage)
+        keys = sorted(self._changed(manifest, stage), key=lambda key: _is_section(made, key) or _is_section(asked, key))
+        differing = [f"{key} {_text(made, key)} (asked for: {_text(asked, key)})" for key in keys[:MOST]]
+        more = f" and {len(keys) - MOST} more keys" if len(keys) > MOST else ""
+        return f"{path} was made with {', '.join(differing)}{more}"
 
     def _way_out(self, path: Path) -> str:
         """Return advice where the stage in `path` was made with other settings."""
         if path.parent != self.run_directory:
             return f"run {path.name} below {self.run_directory} too, or choose other --reuse"
         own = f"to have its settings, name {path} as RUN instead of the recipe"
-        if path.name == self.stage:
-            anew = "" if (path / SUMMARY).exists() else "; --restart sets it aside and begins anew with yours"
-            return f"{own}{anew}; or {self.another_place()}"
-        if self.stage in REMADE:  # it only reads the other stage
-            return own
-        return f"{own}; or choose another --out, where all stages are run anew"
+        if path.name == self.stage and not (path / SUMMARY).exists():
+            return f"{own}; --restart sets it aside and begins anew with yours; or {self.another_place()}"
+        return own if self.stage in REMADE and path.name != self.stage else f"{own}; or {self.another_place()}"
 
     def another_place(self) -> str:
-        """Return advice where a finished directory is in the way. Parents of our settings can be used elsewhere."""
-        out = self.run_directory.parents[1]
-        finished = self.hashes()
-        reusable = finished and all(self.has_our_settings(read_manifest(self.folder(name)), name) for name in finished)
-        reuse = f", with --reuse {shlex.quote(str(out))} for earlier stages" if reusable else ""
-        return f"choose another --out{reuse}; or move that directory away"
+        """Return advice where a finished directory is in the way."""
+        out = shlex.quote(str(self.run_directory.parents[1]))
+        return f"choose another --out, with --reuse {out} for earlier stages; or move that directory away"
+
+
+def _is_section(settings: Mapping[str, Any], key: str) -> bool:
+    return isinstance(value(settings, key), Mapping)
+
+
+def _text(settings: Mapping[str, Any], key: str) -> str:
+    """Return a value in a message; of a whole section only that it is there."""
+    return "a section" if _is_section(settings, key) else shortened(as_yaml(value(settings, key)), LONGEST)

@@ -23,7 +23,6 @@ from pydantic import (
 from rlhf.files import JsonObject
 from rlhf.recipe import StageName, moved
 from rlhf.recipe.published import Figure, Verdict, verdict_of
-from rlhf.recipe.schema_data import HUB_KEYS
 from rlhf.recipe.totals import Spent
 from rlhf.terminal.wording import GB
 
@@ -137,32 +136,6 @@ class DataRead(Record):
     notes: list[str] = []  # what the rows were taken for, columns beside, what is odd
 
 
-class HardwareSettings(Record):
-    """The keys of a recipe's hardware that are read from a manifest."""
-
-    memory_gb: Amount | None = None
-
-
-class DataSettings(Record):
-    """The keys of a recipe's data that are read from a manifest."""
-
-    source: str
-    heldout_fraction: Amount
-    format: str = "auto"
-    name: str | None = None
-    revision: str | None = None
-    data_dir: str | None = None
-    split: str | None = None
-    columns: dict[str, str] | None = None
-    ignore: list[str] | None = None
-
-
-class TokenizerSettings(Record):
-    """The keys of a recipe's tokenizer that are read from a manifest."""
-
-    template: str = "hh"
-
-
 class MergeSettings(Record):
     """The keys of a recipe's merge that are read from a manifest."""
 
@@ -172,10 +145,6 @@ class MergeSettings(Record):
 class Settings(Record):
     """The settings in a manifest. These keys are read again; all keys are compared with a recipe's."""
 
-    seed: Count = 0
-    hardware: HardwareSettings = HardwareSettings()
-    data: DataSettings | None = None
-    tokenizer: TokenizerSettings = TokenizerSettings()
     merge: MergeSettings | None = None
 
     @model_validator(mode="wrap")
@@ -187,16 +156,6 @@ class Settings(Record):
         if isinstance(content, dict):
             record._content = content
         return record
-
-    def plain(self) -> dict[str, Any]:
-        """Return the settings as they were read, but without the keys of a set of the hub that was not read.
-
-        The recipes of older runs could name one beside another source.
-        """
-        if self.data is None or self.data.source == "hub":
-            return self._content
-        read = {key: value for key, value in self.data.plain().items() if key not in HUB_KEYS}
-        return self._content | {"data": read}
 
 
 class Manifest(Record):

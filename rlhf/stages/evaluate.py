@@ -25,7 +25,7 @@ from rlhf.evaluation.policies import (
     of_several_samples,
 )
 from rlhf.evaluation.references import Overlap, answers
-from rlhf.evaluation.reward_model import reward_model_figures, score_histograms, scores_of
+from rlhf.evaluation.reward_model import reward_model_figures, scores_of
 from rlhf.evaluation.run_policies import load_roles, role_of
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.files import JsonObject, write_json
@@ -39,7 +39,6 @@ from rlhf.recipe.stages import RM, SECOND_RM, PolicyLabel, PolicyName, PolicySta
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.layout import SUMMARY
-from rlhf.run.outcomes import RewardModelFigures
 from rlhf.stages.online.reward_sum import ByName, RewardSum, total_figures
 from rlhf.stages.online.rewards import RewardFunction
 from rlhf.stages.result import Result
@@ -73,8 +72,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
 
     metrics = _policy_metrics(samples, perplexities, overlap, telemetry, recipe.start) | rm_metrics
     metrics |= total_figures({f.name: f for reward_sum in reward_sums for f in reward_sum.called}.values())
-    histograms = score_histograms({name: policy.scores for name, policy in samples.items()})
-    details: JsonObject = {"scores": histograms.plain() if histograms else None}
+    details: JsonObject = {}
     if functions := _reward_functions(reward_sums):
         details["reward_functions"] = functions
     write_json(run.path / "details.json", details | rm_details)
@@ -110,29 +108,28 @@ class _HeldoutPairs:
 
     def judged(self, shared: SharedBase) -> tuple[dict[str, float], JsonObject]:
         """Return metrics of each reward model, as `<stage>/<metric>`, and what details.json has about the first."""
-        metrics, curves, margins = self._figures(shared, "reward")
+        metrics, margins = self._figures(shared, "reward")
         named = {f"{RM}/{key}": value for key, value in metrics.items()}
         if "second_reward" in shared.score_heads:
-            second, _, _ = self._figures(shared, "second_reward")
+            second, _ = self._figures(shared, "second_reward")
             named |= {f"{SECOND_RM}/{key}": value for key, value in second.items()}
         details: JsonObject = {
-            "reward_model": curves.plain(),
             "contradicted": contradicted(self.tokenizer, self.pairs, margins),
             "heldout_pairs": heldout_pairs(self.pairs, margins),
         }
         return named, details
 
-    def _figures(self, shared: SharedBase, role: ScoreRole) -> tuple[dict[str, float], RewardModelFigures, list[float]]:
-        """Return metrics of one reward model, its curves, and its margin of each pair."""
+    def _figures(self, shared: SharedBase, role: ScoreRole) -> tuple[dict[str, float], list[float]]:
+        """Return metrics of one reward model, and its margin of each pair."""
         sides = [pair.chosen for pair in self.encoded], [pair.rejected for pair in self.encoded]
         score = partial(shared.scores_at, role=role)
         chosen, rejected = (scores_of(side, score, self.tokenizer.pad_id, self.batch_size) for side in sides)
         length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in self.encoded]
-        metrics, curves = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
+        metrics = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
         margins = (chosen - rejected).tolist()
         share = clustered_share(outcomes(margins), [pair.prompt for pair in self.pairs])
         ends = {"accuracy_low": share.low, "accuracy_high": share.high}
-        return metrics | ends | {"heldout_pairs": len(margins)}, curves, margins
+        return metrics | ends | {"heldout_pairs": len(margins)}, margins
 
 
 def _measure_policies(

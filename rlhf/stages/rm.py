@@ -71,7 +71,7 @@ def _fit(
     weights = train(trainer, run, telemetry, pairs.lengths())
     save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
 
-    with telemetry.phase("evaluate"), working(f"{run.title}: scoring held-out pairs"):
+    with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out pairs"):
         return _scores(model, tokenizer, pairs.heldout, options)
 
 

@@ -95,11 +95,8 @@ def execute(
                 run.parents.say_what_is_left_out(run.parents.trained_policies())
             return Executed(summary, None, run.path)
         check_settings(loaded, stage)
-        if resume is None and (step := run.step_to_resume()) is not None:
-            raise UserError(
-                f"{run.path} has a checkpoint of step {step}: --resume continues from it, --restart "
-                "sets it aside and begins anew"
-            )
+        if resume is None:
+            run.check_nothing_lost()
         with meeting.joined(loaded, stage):
             _check_parents(run)
             tracking.check(report_to)
@@ -223,7 +220,6 @@ def _prepare_and_run(
             logs = [kept_random_state()(log) for log in opened.enter_context(trackers)]
         checks = LiveChecks(run, stop_on)
         run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
-        run.watch = lambda member: LiveChecks(member, stop_on).on_metrics
         if run.stage != PRETRAIN and (record := loading.conversion_of(run.base)):
             run.describe(base=record)
         result = run_stage(run, device)

@@ -23,11 +23,8 @@ from rlhf.evaluation.policies import (
     gains_over_start,
 )
 from rlhf.evaluation.references import Overlap, answers, bertscore
-from rlhf.evaluation.reward_model import reward_model_figures, score_histograms
-from rlhf.files import write_json
-from rlhf.run import reader
-from rlhf.run.outcomes import Details
-from tests.helpers import not_none, noted
+from rlhf.evaluation.reward_model import reward_model_figures
+from tests.helpers import noted
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,
@@ -92,7 +89,7 @@ def test_empty_and_equal_answers_are_counted():
 
 def test_a_reward_model_judged_by_hand():
     chosen, rejected = [3.0, -1.0, 0.0, 0.5], [0.0, 2.0, 0.0, 0.0]
-    figures, curves = reward_model_figures(chosen, rejected, [4, -2, 1, -1])
+    figures = reward_model_figures(chosen, rejected, [4, -2, 1, -1])
     sigmoid = [1 / (1 + math.exp(-m)) for m in (3.0, 3.0, 0.0, 0.5)]
     assert figures["accuracy"] == 2.5 / 4
     assert figures["margin"] == pytest.approx(0.125)
@@ -100,46 +97,22 @@ def test_a_reward_model_judged_by_hand():
     assert figures["confident_disagreement"] == 0.25
     assert (figures["accuracy_chosen_longer"], figures["accuracy_chosen_shorter"]) == (0.75, 0.5)
     assert figures["sigmoid_in_range"] == 5 / 8
-    assert sum(curves.margins.counts) == 4 and sum(curves.sigmoid_scores.counts) == 8
-    assert sum(row.pairs for row in curves.calibration) == 4
 
 
 def test_few_scores_have_quantiles_among_themselves():
     logits = [math.log(p / (1 - p)) for p in (0.9, 0.02)]
-    figures, _ = reward_model_figures(logits[:1], logits[1:], [0])
+    figures = reward_model_figures(logits[:1], logits[1:], [0])
     assert (figures["sigmoid_p5"], figures["sigmoid_p95"]) == pytest.approx((0.064, 0.856))
-
-
-def test_the_curves_are_read_as_they_are_written(tmp_path):
-    _, curves = reward_model_figures([3.0, -1.0, 0.0, 0.5], [0.0, 2.0, 0.0, 0.0], [4, -2, 1, -1])
-    scores = not_none(score_histograms({"base": torch.tensor([0.0, 1.0]), "ppo": torch.tensor([2.0, 3.0])}))
-    written = {"scores": scores.plain(), "reward_model": curves.plain()}
-    write_json(tmp_path / "details.json", written)
-    details = not_none(reader.read(tmp_path / "details.json", Details))
-    assert (details.scores, details.reward_model) == (scores, curves)
-    assert [*written["reward_model"]["calibration"][0]] == ["low", "high", "pairs", "confidence", "accuracy"]
-    assert all(type(count) is int for count in written["reward_model"]["margins"]["counts"])
 
 
 def test_a_length_bias_shows():
     rng = random.Random(1)
     length_differences = [rng.randint(-20, 20) for _ in range(500)]
-    figures, _ = reward_model_figures(
+    figures = reward_model_figures(
         [0.1 * d + rng.gauss(0, 0.5) for d in length_differences], [0.0] * 500, length_differences
     )
     assert figures["margin_length_correlation"] > 0.8
     assert figures["accuracy_chosen_longer"] > 0.8 > 0.2 > figures["accuracy_chosen_shorter"]
-
-
-def test_scores_of_all_policies_share_their_ranges():
-    histograms = score_histograms({"sft": torch.tensor([0.0, 1.0]), "ppo": torch.tensor([3.0, 3.0]), "dpo": None})
-    assert histograms is not None
-    assert (histograms.edges[0], histograms.edges[-1]) == (0.0, 3.0)
-    assert histograms.counts["ppo"][-1] == 2 and sum(histograms.counts["sft"]) == 2
-    unjudged = torch.tensor([torch.nan, 3.0, 3.0, torch.nan])
-    assert score_histograms({"sft": torch.tensor([0.0, 1.0]), "ppo": unjudged, "dpo": unjudged[:1]}) == histograms
-    histograms = score_histograms({"sft": torch.tensor([1.0, 1.0])})
-    assert histograms is not None and histograms.edges[0] == 1.0
 
 
 # -- against reference answers ----------------------------------------------------------------------------------------

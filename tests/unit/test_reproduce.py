@@ -18,7 +18,7 @@ from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import Summary
 from rlhf.terminal import wording
 from tests.helpers import RECIPE, noted, rlhf, task_of
-from tests.records import write_records
+from tests.records import summary_of, write_records
 
 ROOT = Path(__file__).parents[2]
 LOADED = recipe.load(RECIPE)
@@ -122,7 +122,7 @@ def test_what_is_done_everywhere_is_shown_before_a_refusal(tmp_path, monkeypatch
     measured(tmp_path, 0)
     measured(tmp_path, 1, python="3.12.1")
     monkeypatch.setattr(children, "run_child", lambda command: 0)
-    options = ("--recipe", RECIPE, "--seeds", "0,1", "--until", "sft", "--out", tmp_path)
+    options = ("--recipe", RECIPE, "--seeds", "0,1", "--stage", "sft", "--out", tmp_path)
     code, out, err = rlhf(monkeypatch, capsys, "reproduce", *options)
     assert code == 1 and "cpu-tiny v1, seeds 0 1" in out and "wall time, s" in out
     assert "seed-1/cpu-tiny/v1/sft: python is 3.12.1, and 3.11.9 in" in err
@@ -173,3 +173,17 @@ def test_a_changed_recipe_and_one_without_records_have_no_recorded_figures(tmp_p
 )
 def test_mean_and_deviation_are_those_of_the_finite_values(values, text):
     assert reproduce.mean_sd(values) == text
+
+
+def test_a_stage_without_targets_has_its_main_figure():
+    gain = {"true_reward_sft": 0.5, "true_reward_gain_sd": 1.0, "response_length_sft": 9.0}
+    seeds = {
+        str(seed): {
+            "rm": summary_of(stage="rm", metrics={"accuracy": 0.7 + 0.1 * seed}),
+            "dpo": summary_of(stage="dpo", metrics=gain | {"true_reward": 1.0 + seed}),
+        }
+        for seed in range(2)
+    }
+    rows = {row[:2]: row[3:] for row in reproduce.rows(seeds)}
+    assert rows["rm", "accuracy"][:3] == ("0.7", "0.8", "0.75 ± 0.07071")
+    assert rows["dpo", "true reward, 0.5 at the start"][:2] == ("1", "2")

@@ -102,7 +102,7 @@ def train(
         trainer.hide_right_padding()
     if lean:
         trainer.use_trunk(pairs, recipe.hardware.joined_rows)
-    with Bar(run.title) as bar:  # its length is known when training begins
+    with Bar(run.stage) as bar:  # its length is known when training begins
         log = _RunCallback(run, bar, telemetry)
         trainer.add_callback(log)
         trainer.around_evaluation = log.evaluation
@@ -141,7 +141,7 @@ class _RunCallback(TrainerCallback):
     def evaluation(self) -> Iterator[None]:
         """Count the time inside the block as evaluation, not as training."""
         start, cpu = time.monotonic(), time.process_time()
-        with self.telemetry.phase("evaluate"), working(f"{self.run.title}: evaluating on validation rows"):
+        with self.telemetry.phase("evaluate"), working(f"{self.run.stage}: evaluating on validation rows"):
             yield
         seconds = time.monotonic() - start
         self.time, self.cpu, self.evaluated = (
