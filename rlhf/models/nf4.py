@@ -10,7 +10,6 @@ from transformers.pytorch_utils import Conv1D
 from rlhf.errors import UserError
 from rlhf.models.traits import has_fused_experts
 from rlhf.recipe.schema_model import Architecture, Model
-from rlhf.run.packages import install_command, require
 
 
 def nf4_config(settings: Model) -> BitsAndBytesConfig:
@@ -49,18 +48,6 @@ def check_layers(base: PreTrainedModel, name: str) -> None:
             f"{name}: model.quantization: nf4 packs linear layers, and the experts of a {base.config.model_type} model "
             "are one tensor each, which would stay in full: use quantization: none"
         )
-
-
-@torch.no_grad()
-def round_to_nf4(model: PreTrainedModel) -> None:
-    """Round the weights that NF4 would pack to the values that they had in training, in place."""
-    require("bitsandbytes", "merge.base: dequantized", install_command("gpu"))
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
-            packed, state = quantize_4bit(module.weight, compress_statistics=True, quant_type="nf4")
-            module.weight.copy_(dequantize_4bit(packed, state))
 
 
 def quantized(module: Any, weight: torch.Tensor, double: bool = True) -> nn.Parameter:

@@ -3,14 +3,13 @@
 import difflib
 import os
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from rlhf.errors import OptionError, UserError
 from rlhf.recipe.pinned import PinnedRecipe, load
 from rlhf.recipe.plain_yaml import read_yaml
-from rlhf.recipe.stages import GROUPS, PRETRAIN, StageName
+from rlhf.recipe.stages import PRETRAIN, StageName
 
 OWN = Path("my-recipes")  # in the current folder: a user's own recipes, which git ignores
 MOST_NAMED = 4  # recipes that have a stage, in the message about one that lacks it
@@ -51,33 +50,28 @@ def resolve(hardware: str, root: Path) -> Path:
     """
     names: set[str] = set()
     defaults: set[str] = set()
-    by_status: dict[str, Path] = {}
-    unreadable: list[UserError] = []
+    found: dict[str, Path] = {}  # by status
     for directory in available(root):
-        try:
+        with suppress(UserError):  # a file that cannot be read names no hardware
             content = read_yaml(directory / "recipe.yaml")
-        except UserError as error:
-            unreadable.append(error)
-            continue
-        name = _hardware_name(content)
-        names |= {name} - {""}
-        if name == hardware and content.get("default") is True:
-            by_status[load(directory).recipe.status] = directory  # available() puts the newest version last
-            defaults.add(directory.parent.name)
+            section = content.get("hardware")
+            name = str(section.get("name")) if isinstance(section, dict) else ""
+            names.add(name)
+            if name == hardware and content.get("default") is True:
+                found[str(content.get("status"))] = directory  # available() puts the newest version last
+                defaults.add(directory.parent.name)
     if len(defaults) > 1:
-        listing = " and ".join(sorted(defaults))
-        raise UserError(f"--hw {hardware}: {listing} are both its default; set default: false in one, or use --recipe")
-    if not by_status:
-        if unreadable:  # it may be the one that is asked for
-            raise unreadable[0]
-        if not names:
-            raise OptionError(no_recipes(root))
-        if hardware in names:
-            raise OptionError(f"--hw {hardware}: no default recipe in {root}; name the folder of one with --recipe")
-        nearest = difflib.get_close_matches(hardware.lower(), names, 3, 0.4)
-        hint = f"nearest: {', '.join(nearest)}" if nearest else f"hardware there: {', '.join(sorted(names))}"
-        raise OptionError(f"--hw {hardware or repr('')}: no recipe for such hardware in {root}; {hint}")
-    return by_status.get("released") or by_status["draft"]
+        raise UserError(
+            f"--hw {hardware}: {' and '.join(sorted(defaults))} are both its default; set default: false in one"
+        )
+    if found:
+        chosen = found.get("released") or next(iter(found.values()))
+        load(chosen)
+        return chosen
+    near = difflib.get_close_matches(hardware.lower(), names, 3, 0.4) or sorted(names - {""})
+    if not near:
+        raise OptionError(no_recipes(root))
+    raise OptionError(f"--hw {hardware or repr('')}: no default recipe for it in {root}; nearest: {', '.join(near)}")
 
 
 def guide_of(directory: Path) -> tuple[Path, str] | None:
@@ -98,36 +92,15 @@ def is_default(directory: Path, root: Path) -> bool:
         return False
 
 
-def _hardware_name(content: Mapping[str, object]) -> str:
-    """Return the hardware that a recipe's file names, "" for none; the recipe is not checked."""
-    section = content.get("hardware")
-    name = section.get("name") if isinstance(section, dict) else None
-    return str(name) if isinstance(name, str | int) else ""  # `name: 4090` is refused later, as a number
-
-
-def _with_stage(stage: StageName, root: Path, hardware: str) -> list[str]:
-    """Return the folders of the recipes that have a stage, those for `hardware` first; wrong recipes are left out."""
-    folders: dict[bool, list[str]] = {True: [], False: []}
-    for directory in available(root):
-        with suppress(UserError):
-            recipe = load(directory).recipe
-            if recipe.section(stage) is not None:
-                folders[recipe.hardware.name == hardware].append(str(directory))
-    return folders[True] + folders[False]
-
-
 def check_directory(directory: Path, root: Path) -> None:
     """Raise OptionError if `directory` is no recipe; it names the versions in it, or similar recipes of `root`."""
     if directory.name == "recipe.yaml" or os.path.lexists(directory / "recipe.yaml"):
         return
-    versions = available(directory.parent) if directory.is_dir() else []
-    if inside := [str(version) for version in versions if version.parent == directory]:
-        raise OptionError(f"--recipe {directory}: a recipe with versions; name one: {' or '.join(inside)}")
-    depth = 2 if re.fullmatch(r"v[0-9]+", directory.name) else 1
-    names = {"/".join(folder.parts[-2:][:depth]): str(folder) for folder in (*available(root), *available(OWN))}
-    nearest = difflib.get_close_matches("/".join(directory.parts[-depth:]), names, 3)
-    hint = f"nearest: {', '.join(names[name] for name in nearest)}" if nearest else "`rlhf recipes` lists the recipes"
-    raise OptionError(f"--recipe {directory}: no recipe.yaml there; {hint}")
+    inside = [str(v) for v in available(directory.parent) if v.parent == directory] if directory.is_dir() else []
+    known = {"/".join(folder.parts[-2:]): str(folder) for folder in (*available(root), *available(OWN))}
+    near = difflib.get_close_matches("/".join(directory.parts[-2:]), known, 3)
+    hint = " or ".join(inside or [known[name] for name in near]) or "a folder that `rlhf recipes` lists"
+    raise OptionError(f"--recipe {directory}: no recipe.yaml there; name {hint}")
 
 
 def no_recipes(root: Path) -> str:
@@ -136,15 +109,15 @@ def no_recipes(root: Path) -> str:
 
 
 def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
-    """Return the message for a stage that a recipe does not have. It names the recipes beside this one that have it."""
+    """Return the message for a stage that a recipe does not have. It names recipes beside this one that have it."""
     if stage == PRETRAIN:
-        origin = loaded.recipe.model.origin
-        return f"{stage}: {loaded.directory} has no such stage; it starts from {origin}"
-    page = "docs/groups.md" if stage in GROUPS else "docs/recipes.md"
+        return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.origin}"
     above = loaded.directory.parents
-    root = above[1] if len(above) > 1 else default_root()
-    alternatives = _with_stage(stage, root, loaded.recipe.hardware.name)
-    more = f" or {len(alternatives) - MOST_NAMED} others" if len(alternatives) > MOST_NAMED else ""
-    named = " or ".join(alternatives[:MOST_NAMED])
-    hint = f", or use --recipe {named}{more}" if alternatives else ""
-    return f"{stage}: {loaded.directory} has no such stage; add a section {stage} ({page}){hint}"
+    having = []
+    for directory in available(above[1] if len(above) > 1 else default_root()):
+        with suppress(UserError):
+            having += [str(directory)] * (load(directory).recipe.section(stage) is not None)
+    named = " or ".join(having[:MOST_NAMED])
+    return f"{stage}: {loaded.directory} has no such stage; add a section {stage}" + (
+        f", or use --recipe {named}" if having else ""
+    )

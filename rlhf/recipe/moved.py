@@ -15,6 +15,7 @@ def _of_online(*keys: str) -> dict[str, None]:
 
 # Old dotted key -> new dotted key, or None where the setting is gone. A section stands for all of its keys.
 MOVED: dict[str, str | None] = {
+    "merge.base": None,
     "rm.ensemble": None,
     "second_rm.ensemble": None,
     **{

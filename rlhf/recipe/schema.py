@@ -190,7 +190,6 @@ class Merge(Section):
     """The merging of an adapter into the base."""
 
     stage: Literal["sft", PolicyName, RewardModelName]
-    base: Literal["full", "dequantized"] = "full"  # dequantized: as NF4 rounds the weights in training
 
 
 StageOptions = Pretrain | Sft | Rm | OnlineOptions | Dpo | Kto | Evaluate | Merge  # a section of one stage
@@ -332,8 +331,6 @@ class Recipe(Section):
         if self.section(self.merge.stage) is None:
             others = "name another stage, or leave out merge"
             raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}; {others}")
-        if self.merge.base == "dequantized" and self.model.quantization == "none":
-            raise ValueError("merge.base: dequantized needs model.quantization: nf4")
 
     def _check_lengths(self) -> None:
         """Raise ValueError for a stage whose longest sequence is too long for the model."""
@@ -377,10 +374,6 @@ class Recipe(Section):
     def start(self) -> PolicyStart:
         """Return where policies start, which is also their reference: SFT's adapter, or without SFT the base."""
         return "base" if self.sft is None else SFT
-
-    def rollout_stage(self) -> StageName | None:
-        """Return the first stage that learns from its own samples; its decoding steps stand for those of the others."""
-        return next(iter(self.online()), None)
 
     def training_section(self, stage: TrainingName) -> Dialogues | OnlineOptions:
         """Return the section of a stage that trains an adapter. Raises KeyError if the recipe has none."""

@@ -58,7 +58,6 @@ class Stage:
     """What generic code knows of a stage."""
 
     title: str  # in tables and pictures
-    place: tuple[int, int]  # column and row in a report's picture, which is narrow enough for a phone
     parents: tuple[StageName, ...] = ()  # whose results it reads, as far as the recipe has them; theirs come with them
     rows: Literal["texts", "demonstrations", "pairs", "judged", "prompts"]  # what it learns from, or looks at
     chooses: bool = True  # validation rows choose its checkpoints, where the data set some apart
@@ -69,7 +68,6 @@ class Stage:
     least_rows: int = 1  # of a micro-batch; more than one where its loss compares them: their number is in the result
     shared: bool = True  # `hardware.count` processes may share it
     rate: float = 2e-5  # learning rate of an adapter whose base is 4,096 wide: rlhf/recipe/learning_rates.py
-    learning_phase: str = "train"  # the phase with the steps of the optimizer, in a stage that trains
     # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it
     # computes; and phases in which it has fetched all of them. While it loads, it has not given any away yet.
     divided: tuple[str, ...] = ()
@@ -109,16 +107,14 @@ _ONLINE_CHECKS = (
 )
 
 
-def _of_groups(title: str, place: tuple[int, int]) -> Stage:
+def _of_groups(title: str) -> Stage:
     """Return the row of a method that compares several responses to a prompt."""
     return Stage(
         title=title,
-        place=place,
         parents=("sft", *REWARD_MODELS),
         rows="prompts",
         module="groups",
         rate=6e-5,
-        learning_phase="update",
         divided=("update",),
         fetched=("rollout", "score", "evaluate"),
         checks=(*_ONLINE_CHECKS, "no_signal"),
@@ -133,11 +129,10 @@ def _of_groups(title: str, place: tuple[int, int]) -> Stage:
     )
 
 
-def _reward_model(title: str, place: tuple[int, int], module: str | None = None, seed: SeedName | None = None) -> Stage:
+def _reward_model(title: str, module: str | None = None, seed: SeedName | None = None) -> Stage:
     """Return the row of a model that learns to score responses."""
     return Stage(
         title=title,
-        place=place,
         parents=("sft",),
         rows="pairs",
         module=module,
@@ -154,12 +149,9 @@ def _reward_model(title: str, place: tuple[int, int], module: str | None = None,
 
 
 STAGE_TABLE: dict[StageName, Stage] = {
-    "pretrain": Stage(
-        title="pretraining", place=(0, 0), rows="texts", chooses=False, checks=_LOSS_CHECKS, curves=(_LOSS_OF_TOKENS,)
-    ),
+    "pretrain": Stage(title="pretraining", rows="texts", chooses=False, checks=_LOSS_CHECKS, curves=(_LOSS_OF_TOKENS,)),
     "sft": Stage(
         title="SFT",
-        place=(0, 1),
         parents=("pretrain",),
         rows="demonstrations",
         rate=2e-4,
@@ -168,15 +160,13 @@ STAGE_TABLE: dict[StageName, Stage] = {
         checks=_LOSS_CHECKS,
         curves=(_LOSS_OF_TOKENS,),
     ),
-    "rm": _reward_model("reward model", (1, 1)),
-    "second_rm": _reward_model("second reward model", (1, 0), module="rm", seed="second_model"),
+    "rm": _reward_model("reward model"),
+    "second_rm": _reward_model("second reward model", module="rm", seed="second_model"),
     "ppo": Stage(
         title="PPO",
-        place=(0, 2),
         parents=("sft", *REWARD_MODELS),
         rows="prompts",
         rate=6e-5,
-        learning_phase="update",
         divided=("update",),
         fetched=("rollout", "score", "evaluate"),
         checks=(*_ONLINE_CHECKS, "value_explosion"),
@@ -189,11 +179,10 @@ STAGE_TABLE: dict[StageName, Stage] = {
             _CLIPPED,
         ),
     ),
-    "rloo": _of_groups("RLOO", (0, 3)),
-    "grpo": _of_groups("GRPO", (1, 3)),
+    "rloo": _of_groups("RLOO"),
+    "grpo": _of_groups("GRPO"),
     "dpo": Stage(
         title="DPO",
-        place=(1, 2),
         parents=("sft",),
         rows="pairs",
         also_decided_by=("evaluate",),  # it measures its gains with these keys
@@ -208,7 +197,6 @@ STAGE_TABLE: dict[StageName, Stage] = {
     ),
     "kto": Stage(
         title="KTO",
-        place=(0, 4),
         parents=("sft",),
         rows="judged",
         least_rows=2,  # answers to different prompts are compared
@@ -225,7 +213,6 @@ STAGE_TABLE: dict[StageName, Stage] = {
     ),
     "evaluate": Stage(
         title="evaluation",
-        place=(0, 5),
         parents=("sft", *REWARD_MODELS),  # and every trained policy that exists
         rows="prompts",
         chooses=False,
@@ -235,7 +222,6 @@ STAGE_TABLE: dict[StageName, Stage] = {
     ),
     "merge": Stage(
         title="merged model",
-        place=(1, 5),
         parents=("sft",),  # and the stage whose adapter is merged
         rows="prompts",
         chooses=False,

@@ -13,7 +13,6 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models.folders import share_weights
 from rlhf.models.loading import load_base
-from rlhf.models.nf4 import round_to_nf4
 from rlhf.models.precision import Model, dtype_of, mixed_precision
 from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
@@ -48,8 +47,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         base = load_base(run.base, device, head="score" if is_reward else "lm", quantize=False)
         if is_reward:
             base.config.pad_token_id = tokenizer.pad_id  # the classifier reads the last token that is none
-        if options.base == "dequantized":
-            round_to_nf4(base)
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         of_base = outputs(base, texts)
         model = attach_adapter(base, run.parents.folder(options.stage))

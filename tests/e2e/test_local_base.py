@@ -213,8 +213,8 @@ def test_a_merge_that_loses_the_adapter_is_refused(trained, tmp_path, monkeypatc
     assert not (tmp_path / "cpu-tiny/v1/merge/summary.json").exists()
 
 
-def test_a_four_bit_base_is_merged_as_published_or_as_it_was_rounded(trained, tmp_path):
-    functional = pytest.importorskip("bitsandbytes.functional")
+def test_a_four_bit_base_is_merged_as_published(trained, tmp_path):
+    pytest.importorskip("bitsandbytes")
     tokenizer = AutoTokenizer.from_pretrained(trained / "cpu-tiny/v1/pretrain/model")
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2
@@ -223,29 +223,16 @@ def test_a_four_bit_base_is_merged_as_published_or_as_it_was_rounded(trained, tm
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     name = "model.layers.0.self_attn.q_proj"
-    for base in ("full", "dequantized"):
-        out = tmp_path / base
-        changes = {"model__name": str(tmp_path / "base"), "model__quantization": "nf4", "merge__base": base}
-        loaded = pretrained(trained, tmp_path, **changes, merge__stage="sft")
-        run_stages(loaded, out, "sft", "merge")
-        merged = load_file(out / "cpu-tiny/v1/merge/model/model.safetensors")
-        adapter = weights(out, "sft")
-        down, up = (adapter[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
-        source = model.state_dict()[f"{name}.weight"]
-        rounded = functional.dequantize_4bit(
-            *functional.quantize_4bit(source, compress_statistics=True, quant_type="nf4")
-        )
-        assert (rounded - source).abs().max() > 1e-3, "there is something to tell apart"
-        lora = loaded.recipe.lora
-        expected = (source if base == "full" else rounded) + lora.lora_alpha / lora.r * up @ down
-        torch.testing.assert_close(merged[f"{name}.weight"], expected)
-        for kept in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
-            assert torch.equal(merged[kept], model.state_dict()[kept])
-
-
-def test_dequantised_weights_need_quantised_ones():
-    with pytest.raises(UserError, match=r"merge\.base: dequantized needs model\.quantization: nf4"):
-        small(merge__base="dequantized")
+    changes = {"model__name": str(tmp_path / "base"), "model__quantization": "nf4"}
+    loaded = pretrained(trained, tmp_path, **changes, merge__stage="sft")
+    run_stages(loaded, tmp_path, "sft", "merge")
+    merged = load_file(tmp_path / "cpu-tiny/v1/merge/model/model.safetensors")
+    adapter, lora = weights(tmp_path, "sft"), loaded.recipe.lora
+    down, up = (adapter[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
+    expected = model.state_dict()[f"{name}.weight"] + lora.lora_alpha / lora.r * up @ down
+    torch.testing.assert_close(merged[f"{name}.weight"], expected)
+    for kept in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
+        assert torch.equal(merged[kept], model.state_dict()[kept])
 
 
 def with_end_ids(trained: Path, folder: Path, ids: str) -> Path:

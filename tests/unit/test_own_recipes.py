@@ -52,7 +52,5 @@ def test_a_recipe_of_ones_own_does_not_change_the_code(own, tmp_path, monkeypatc
 
 
 def test_a_misspelt_folder_is_answered_with_ones_own_recipes_too(own):
-    with pytest.raises(
-        OptionError, match=r"--recipe recipes/24gb-mine/v1: no recipe\.yaml there; nearest: my-recipes/24"
-    ):
+    with pytest.raises(OptionError, match=r"--recipe recipes/24gb-mine/v1: .*my-recipes/24"):
         check_directory(Path("recipes/24gb-mine/v1"), Path("recipes"))

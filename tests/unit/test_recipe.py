@@ -327,7 +327,7 @@ def test_a_recipe_has_the_stages_whose_sections_it_has():
     loaded = without.recipe
     assert [*loaded.sections()] == ["pretrain", "sft", "evaluate"]
     assert recipe.parents(loaded, "evaluate") == stages_before(loaded, "evaluate") == ["pretrain", "sft"]
-    assert (loaded.policies(), loaded.rollout_stage()) == ([], None)
+    assert loaded.policies() == []
     assert {key.partition(".")[0] for key in loaded.lengths()} == {"pretrain", "sft", "evaluate"}
     assert "rm" not in recipe.deciding_settings(loaded, "evaluate")
     assert predicted_stages(loaded) == ["sft", "evaluate"]
