@@ -114,4 +114,4 @@ def forecast(loaded: PinnedRecipe, stage: StageName, timed: bool = True) -> runn
     hours = (time.projected_hours, *time.projected_hours_range)
     unit, scale = ("hours", 1) if hours[0] >= 2 else ("minutes", 60)
     middle, low, high = (f"{scale * number:.2g}" for number in hours)
-    return runner.Forecast(peak, f"projected {middle} {unit} ({low} to {high})")
+    return runner.Forecast(peak, f"projected {middle} {unit} ({low} to {high})", time.projected_hours)

@@ -11,6 +11,7 @@ from rlhf.recipe import published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
 from rlhf.recipe.stages import EVALUATE, OF_REWARD_MODELS, REWARD_MODELS, STAGE_TABLE
+from rlhf.run.comparisons import Cost, costs
 from rlhf.run.evidence import HELDOUT_PROMPTS, gains_over_start, of_prompts
 from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
@@ -41,13 +42,9 @@ def summary_table(summary: Summary) -> None:
             table.add_row(
                 Text(wording.metric(name)) + _better(name), "", estimate(summary.metrics, name, "\n") or "-", ""
             )
-    speed = summary.tokens_per_second
-    table.add_row("wall time", "", f"{summary.wall_seconds:.0f} s", "")
-    table.add_row("tokens per second", "", number(round(speed)) if speed else "-", "")
-    if summary.peak_vram_bytes:
-        table.add_row("peak VRAM", "", f"{summary.peak_vram_bytes / 1e9:.2f} GB", "")
-    table.add_row("peak memory of the process", "", f"{summary.peak_rss_bytes / 1e9:.2f} GB", "")
     screen.OUT.print(table)
+    kept = [name for name in Cost._fields if any(getattr(cost, name) for cost in costs(summary))]
+    rows_table("", ("", *kept[1:]), [[getattr(cost, name) for name in kept] for cost in costs(summary)], numbers=True)
     if is_evaluation:
         _side_by_side(summary.metrics)
     gains = gains_over_start({summary.stage: summary})

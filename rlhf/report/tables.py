@@ -10,13 +10,12 @@ from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.released import difference
 from rlhf.recipe.stages import EVALUATE, STAGES
 from rlhf.report.records import TITLES, RunRecords
-from rlhf.run import reader
+from rlhf.run import comparisons, reader
 from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
 from rlhf.run.records import DataRead, FindingLine, Manifest
 from rlhf.terminal import wording
-from rlhf.terminal.wording import GB
 
 
 class Cell(NamedTuple):
@@ -62,17 +61,14 @@ def _figure(stage: str, figure: Figure, value: float | None, verdict: Verdict) -
 
 
 def costs(run: RunRecords) -> Table | None:
-    """Return time, speed and memory of each finished stage, measured beside predicted."""
+    """Return memory, time and speed of each finished stage, measured beside predicted and published."""
     rows = []
-    for stage, s in run.summaries.items():
-        sizes = (s.predicted_peak_vram_bytes, s.peak_vram_bytes, s.used_vram_bytes, s.peak_rss_bytes)
-        phases = sorted(s.phase_seconds.items(), key=lambda item: -item[1])
-        most = ", ".join(f"{name} {seconds / s.wall_seconds:.0%}" for name, seconds in phases if "/" not in name)
-        speed = wording.number(round(s.tokens_per_second)) if s.tokens_per_second else ""
-        memory = (f"{size / GB:.2f}" if size else "" for size in sizes)
-        rows.append([TITLES[stage], most, duration(s.wall_seconds), speed, *memory])
-    memory_columns = ("predicted peak", "peak VRAM", "card used", "process, GB")
-    return table(("stage", "where the time went", "time", "tokens/s", *memory_columns), rows, numbers=2)
+    for stage, summary in run.summaries.items():
+        phases = sorted(summary.phase_seconds.items(), key=lambda item: -item[1])
+        most = ", ".join(f"{name} {seconds / summary.wall_seconds:.0%}" for name, seconds in phases if "/" not in name)
+        for index, cost in enumerate(comparisons.costs(summary)):
+            rows.append([*(("", "") if index else (TITLES[stage], most)), *cost])
+    return table(("stage", "where the time went", "", "measured", "predicted", "published"), rows, numbers=3)
 
 
 def policies(run: RunRecords) -> Table | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rlhf.files import finite
 from rlhf.recipe import PinnedRecipe, StageName
@@ -49,3 +49,34 @@ def comparable_values(
                 values.setdefault(f"first.{key}", value)
                 values[f"last.{key}"] = value
     return values
+
+
+class Cost(NamedTuple):
+    """What a stage took, as text, beside what was predicted and what a guide published; "" for what is not known."""
+
+    name: str
+    measured: str
+    predicted: str
+    published: str
+
+
+def costs(summary: records.Summary) -> list[Cost]:
+    """Return the peak of the card, the time and the speed of a finished stage, and the memory of its process."""
+    texts = {target.metric: target.figure.text(in_full=True) for target in summary.targets if target.metric}
+    peak, predicted = summary.peak_vram_bytes, summary.predicted_peak_vram_bytes
+    seconds, hours, speed = summary.wall_seconds, summary.projected_hours, summary.tokens_per_second
+    found = [
+        Cost("peak VRAM", _gb(peak), _gb(predicted), texts.get("peak_vram_gb", "")),
+        Cost("time", _time(seconds), "" if hours is None else _time(3600 * hours), texts.get("hours", "")),
+        Cost("tokens per second", f"{speed:,.0f}" if speed else "", "", texts.get("tokens_per_second", "")),
+        Cost("memory of the process", _gb(summary.peak_rss_bytes), "", ""),
+    ]
+    return [cost for cost in found if any(cost[1:])]
+
+
+def _gb(size: float | None) -> str:
+    return f"{size / GB:.2f} GB" if size else ""
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:.2f} hours" if seconds >= 3600 else f"{seconds:.0f} s"

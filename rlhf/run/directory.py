@@ -214,11 +214,16 @@ class StageRun:
             self.checkpoints.add(step, folder, self._wall(), self.logs.line_counts())
 
     def finish(
-        self, metrics: Mapping[str, float], costs: records.Costs, predicted_peak: int | None = None
+        self,
+        metrics: Mapping[str, float],
+        costs: records.Costs,
+        predicted_peak: int | None = None,
+        projected_hours: float | None = None,
     ) -> records.Summary | None:
         """Write summary.json, the last file of a stage, and return it; None where this process does not write.
 
-        `costs` are those of `Telemetry.costs`. `predicted_peak` is in bytes.
+        `costs` are those of `Telemetry.costs`. `predicted_peak` is in bytes; it
+        and `projected_hours` were known before the stage began.
         """
         if not self.is_main:
             return None
@@ -237,6 +242,7 @@ class StageRun:
             processes=manifest.device.processes,
             wall_seconds=seconds,
             predicted_peak_vram_bytes=predicted_peak,
+            projected_hours=projected_hours,
             **costs,
             data_sha256=manifest.data.sha256 if manifest.data else None,
             result_sha256={str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},

@@ -275,6 +275,7 @@ class Summary(Record):
     processes: Count = 1
     wall_seconds: Amount
     predicted_peak_vram_bytes: Amount | None = None
+    projected_hours: Amount | None = None
     # -- `Costs` explains these
     tokens_per_second: Amount | None
     phase_seconds: dict[str, Amount] = {}

@@ -52,6 +52,7 @@ class Forecast(NamedTuple):
 
     peak_bytes: int | None = None
     time: str = ""  # projected, in words
+    hours: float | None = None  # the same as a number
 
 
 class Executed(NamedTuple):
@@ -102,7 +103,9 @@ def execute(
             tracking.check(report_to)
             with quiet_libraries():
                 result, predicted = _prepare_and_run(run, bool(resume), report_to, preflight, stop_on)
-            summary = run.finish(result.metrics | _chosen_among(run), result.costs, predicted)
+            summary = run.finish(
+                result.metrics | _chosen_among(run), result.costs, predicted.peak_bytes, predicted.hours
+            )
             if run.is_main:
                 card.write(run.run_directory)
             return Executed(summary, result, run.path)
@@ -189,8 +192,8 @@ def _without_untrained_rewards(run: StageRun, needed: Sequence[StageName]) -> li
 
 def _prepare_and_run(
     run: StageRun, resume: bool, report_to: Sequence[str], preflight: Callable[[], Forecast], stop_on: Sequence[str]
-) -> tuple[Result, int | None]:
-    """Run the stage's own code. Return its result and the predicted bytes of its peak."""
+) -> tuple[Result, Forecast]:
+    """Run the stage's own code. Return its result and what was predicted of it."""
     run_stage = import_stage(run.stage)
     from rlhf.models import loading
     from rlhf.models.random_state import kept_random_state
@@ -223,7 +226,7 @@ def _prepare_and_run(
         if run.stage != PRETRAIN and (record := loading.conversion_of(run.base)):
             run.describe(base=record)
         result = run_stage(run, device)
-    return result, predicted.peak_bytes
+    return result, predicted
 
 
 def import_stage(stage: StageName) -> StageFn:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.errors import UserError
 from rlhf.process import endings
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
@@ -156,18 +155,6 @@ def test_an_output_folder_that_cannot_be_is_refused(command, tmp_path, monkeypat
     assert code in (1, 2)
     assert "Traceback" not in err and max(map(len, err.splitlines())) <= 2007
     assert not list(tmp_path.rglob("manifest.json"))
-
-
-def test_a_pipe_in_place_of_the_lock_is_refused(tmp_path):
-    run = StageRun(tmp_path, small(), "pretrain")
-    run.run_directory.mkdir(parents=True)
-    os.mkfifo(run.run_directory / ".pretrain.lock")
-    with pytest.raises(UserError, match="a pipe or a device in place of the lock"), run.locked():
-        pass
-    (run.run_directory / ".pretrain.lock").unlink()
-    (run.run_directory / ".pretrain.lock").symlink_to("/dev/null")
-    with pytest.raises(UserError, match="a pipe or a device in place of the lock"), run.locked():
-        pass
 
 
 def test_nobody_listens_when_a_stage_is_called_as_a_function():
