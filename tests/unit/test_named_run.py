@@ -93,8 +93,6 @@ def test_the_folder_of_a_stage_chooses_that_stage(command, run):
     "words",
     [
         ("chat", "RUN"),
-        ("score", "RUN", "--prompt", "a", "--response", "b"),
-        ("serve", "RUN"),
         ("run", "evaluate", "RUN"),
         ("run", "merge", "RUN"),
         ("ab", "RUN"),
@@ -169,10 +167,7 @@ def test_what_is_no_run_is_named_with_the_runs_in_it(command, run, tmp_path, mon
     assert "A run directory does not belong here." in command("plan", run)[2]
 
 
-TAKE_A_RUN = [
-    *("chat", "serve", "ab", "report", "reward", "run merge", "run sft", "run merge"),
-    *("score", "score --prompt a --response b", "sample --prompts prompts.txt"),
-]
+TAKE_A_RUN = ["chat", "report", "run merge", "score", "sample --prompts prompts.txt"]
 
 
 @pytest.mark.parametrize("words", TAKE_A_RUN)
@@ -187,16 +182,6 @@ def test_a_root_of_runs_is_answered_with_the_runs_in_it(command, tmp_path, monke
     for folder in ("runs", "runs/seed-1", "runs/seed-1/one"):
         code, _, err = command(*words.split(), folder)
         assert code == 2 and f"{folder}: no run, for no stage in it has a manifest.json; it holds {every}" in err
-
-
-def test_a_folder_that_data_or_a_reward_may_be_is_not_taken_for_a_run(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "length").mkdir()  # as a named reward
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "Who?", "answer": "I"}\n')
-    assert command("reward", "length(most=9)", "length", "--data", "rows.jsonl")[2].count("option most is missing")
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved/state.json").write_text("{}")
-    assert "length: a directory, and none" in command("score", "length", "--recipe", RECIPE)[2]
 
 
 def test_stages_that_contradict_each_other_are_refused(run):
@@ -214,11 +199,6 @@ def test_a_change_that_decides_nothing_in_a_stage_contradicts_none(run):
     made(run.parents[1], "rm")
     changed(run / "rm", overrides=OVERRIDES | {"ppo.kl_coef": 0.5}, started="9999")
     assert settings_of(named_run(run)).overrides["ppo.kl_coef"] == 0.5, "that of the stage that was started last"
-
-
-def test_a_renamed_run_names_where_it_belongs(command, run):
-    copy = shutil.copytree(run, run.parents[1] / "other/v7")
-    assert f"move it to {run}" in command("chat", copy)[2]
 
 
 def test_a_run_whose_recipe_is_gone_names_the_option_for_it(command, run, tmp_path):
