@@ -22,6 +22,7 @@ from rlhf.stages import runner
 T = TypeVar("T")
 VLLM = "RLHF_VLLM"  # the variable that names the command of a vLLM that tests start
 RECIPE = Path(__file__).parents[1] / "recipes" / "cpu-tiny" / "v1"
+FIXTURES = Path(__file__).parent / "recipes"  # recipes that only tests run
 SMALL: dict[str, Any] = {
     "hardware.threads": 1,
     "model.architecture.hidden_size": 32,

@@ -12,11 +12,11 @@ from rlhf.data.hub import hub_hint
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
 from rlhf.recipe import Changes, PinnedRecipe
-from rlhf.recipe.folders import check_directory, default_root, guide_of
+from rlhf.recipe.folders import check_directory, default_root, guide_of, having
 from rlhf.recipe.names import is_gguf
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.small import random_weights_changes
-from rlhf.recipe.stages import PRETRAIN
+from rlhf.recipe.stages import PRETRAIN, StageName
 from rlhf.run.named import NamedRun, edits_since, named_run, recipe_of
 from rlhf.terminal import say
 
@@ -41,10 +41,10 @@ class Choice:
     seed: int | None = None
     run: NamedRun | None = None  # instead of all but the folder and further changes
 
-    def load(self, merging: bool = False, quiet: bool = False) -> PinnedRecipe:
+    def load(self, merging: bool = False, quiet: bool = False, stage: StageName | None = None) -> PinnedRecipe:
         """Return the recipe with its changes. Unless `quiet`, it is said which version is taken.
 
-        `merging`: what `rlhf.run.named.recipe_of` calls so.
+        `merging`: what `rlhf.run.named.recipe_of` calls so. `stage`: of the recipes for --hw one that has it.
 
         Raises OptionError if the options name no recipe, missing files or what a recipe cannot have, UsageError if they
         exclude each other, and UserError if the recipe itself is wrong.
@@ -56,7 +56,7 @@ class Choice:
             if not quiet and (edits := edits_since(self.run, recipes_root(), self.directory)):
                 say(edits)
             return recipe_of(self.run, recipes_root(), self.directory, changes, merging)
-        directory = self.directory_of_recipe()
+        directory = self.directory_of_recipe(stage)
         as_written = recipes.load(directory).recipe  # without options, whose mistakes come below
         seed = self._seed(changes)
         for option, keys in NAMED_BY.items():
@@ -113,7 +113,7 @@ class Choice:
         del changes["seed"]
         return seed
 
-    def directory_of_recipe(self) -> Path:
+    def directory_of_recipe(self, stage: StageName | None = None) -> Path:
         """Return the recipe's folder, from --recipe or --hw. Raises OptionError, UserError or UsageError."""
         if self.directory is not None:
             if self.hw is not None:
@@ -126,7 +126,7 @@ class Choice:
             raise OptionError("name a run directory, or a recipe: --hw NAME or --recipe DIR (`rlhf recipes`)")
         default = recipes.resolve(self.hw, recipes_root())
         if not self.guide:
-            return default
+            return default if stage is None else having(stage, default, recipes_root())
         found = guide_of(default)
         if found is None:
             raise OptionError(f"--guide: {default.parent} follows no published guide; leave it out")

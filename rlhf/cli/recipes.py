@@ -19,8 +19,9 @@ from rlhf.terminal.tables import rows_table
 @click.command("recipes")
 @RECIPES
 @click.option("--show", type=click.Path(path_type=Path), metavar="DIR", help="Print every value of one, defaults too.")
-def list_recipes(show: Path | None) -> None:
-    """List the recipes, with their hardware and status."""
+@click.option("--all", "drafts", is_flag=True, help="List drafts too, of which nothing was measured.")
+def list_recipes(show: Path | None, drafts: bool) -> None:
+    """List the released recipes, and those that --hw takes, with their hardware and status."""
     if show is not None:
         values = recipes.load(show).recipe.model_dump(mode="json")
         click.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), nl=False)
@@ -38,7 +39,11 @@ def list_recipes(show: Path | None) -> None:
             rows.append((str(directory), keys.hardware.name, status, default, keys.description))
         except UserError as error:  # a mistake in one recipe does not hide the others
             rows.append((str(directory), "", "wrong", "", str(error)))
-    rows_table("recipes", ("folder", "hardware", "status", "for --hw", "description"), rows)
+    rows.sort(key=lambda row: row[2] != "released")
+    shown = [row for row in rows if drafts or row[2] != "draft" or row[3]]
+    rows_table("recipes", ("folder", "hardware", "status", "for --hw", "description"), shown)
+    if len(shown) < len(rows):
+        screen.OUT.print(f"{len(rows) - len(shown)} drafts more: --all", style="dim")
 
 
 @click.command()

@@ -117,7 +117,7 @@ def run(
     """Run one stage; `HELP` says how."""
     if only and stage != EVALUATE:
         raise OptionError(f"--only: it names policies to evaluate, and {stage} evaluates none; leave it out")
-    loaded = choice.load(merging=stage == MERGE)
+    loaded = choice.load(merging=stage == MERGE, stage=None if if_needed else stage)
     task = tasks.task_of(
         loaded,
         stage,

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlhf.errors import OptionError, UserError
 from rlhf.recipe.pinned import PinnedRecipe, load
 from rlhf.recipe.plain_yaml import read_yaml
-from rlhf.recipe.stages import PRETRAIN, StageName
+from rlhf.recipe.stages import POLICIES, PRETRAIN, StageName
 
 OWN = Path("my-recipes")  # in the current folder: a user's own recipes, which git ignores
 MOST_NAMED = 4  # recipes that have a stage, in the message about one that lacks it
@@ -72,6 +72,28 @@ def resolve(hardware: str, root: Path) -> Path:
     if not near:
         raise OptionError(no_recipes(root))
     raise OptionError(f"--hw {hardware or repr('')}: no default recipe for it in {root}; nearest: {', '.join(near)}")
+
+
+def having(stage: StageName, default: Path, root: Path) -> Path:
+    """Return `default` if it trains a policy by `stage`, or else the recipe for its hardware that does.
+
+    Of several the newest version of the one whose name is most alike; `default` itself where none does.
+    """
+    hardware = load(default).recipe.hardware.name
+    found = [default]
+    for directory in available(root):
+        with suppress(UserError):  # a mistake in another recipe does not count
+            recipe = load(directory).recipe
+            if recipe.hardware.name == hardware and recipe.section(stage) is not None:
+                found.append(directory)
+    if stage not in POLICIES or default in found[1:]:
+        return default
+    return max(reversed(found[1:]), key=lambda d: _alike(d.parent.name, default.parent.name), default=default)
+
+
+def _alike(name: str, other: str) -> int:
+    """Return with how many equal characters two names begin."""
+    return next((i for i, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
 
 
 def guide_of(directory: Path) -> tuple[Path, str] | None:

@@ -3,7 +3,7 @@
 LoRA learns fastest at about ten times the rate of full fine-tuning, and the best rate falls with the width of the
 model, of Llamas as (2000 / width)^0.781 (Schulman and Thinking Machines Lab, "LoRA Without Regret", 2025). Rates here
 are for a width of 4,096, a 7B, and fall as theirs. Two widths of ours agree: GRPO learned at 3e-4 with 576
-(cpu-smollm2-sums) and at 2e-3 with 64 (cpu-tiny-sums), reward models at 4e-4 (cpu-smollm2-hh) and 2e-3 (cpu-tiny v2).
+(cpu-smollm2-sums) and at 2e-3 with 64 (cpu-tiny-groups), reward models at 4e-4 (cpu-smollm2-hh) and 2e-3 (cpu-tiny v2).
 
 The table of stages has each method's: 2e-4 of SFT is QLoRA's (arXiv 2305.14314), which halves it for 33B; 1e-4 of
 reward models is that of TRL's examples/scripts/reward_modeling.py. Those of PPO, RLOO and GRPO are ours, from the

@@ -11,7 +11,7 @@ from rlhf.errors import UserError
 from rlhf.evaluation import compare
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, stage_folder
-from tests.helpers import RECIPE, SMALL, Crash, beside, content_of, rlhf, run_stages, small
+from tests.helpers import FIXTURES, RECIPE, SMALL, Crash, beside, content_of, rlhf, run_stages, small
 
 ROOT = Path("cpu-tiny/v1")
 SETS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
@@ -165,7 +165,7 @@ def test_a_root_that_is_not_there_is_refused(tmp_path, monkeypatch, capsys):
 def test_what_a_stage_cannot_do_is_said_before_its_parents_are_trained(
     stage, changes, message, tmp_path, monkeypatch, capsys
 ):
-    recipe = RECIPE.parents[1] / "cpu-tiny-sums/v1" if "grpo.reward_funcs" in changes else RECIPE
+    recipe = FIXTURES / "cpu-tiny-sums/v1" if "grpo.reward_funcs" in changes else RECIPE
     sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     command = ["run", stage, "--with-parents", "--recipe", str(recipe), "--out", str(tmp_path), *sets]
     code, out, err = rlhf(monkeypatch, capsys, *command)

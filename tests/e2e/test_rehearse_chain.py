@@ -9,7 +9,7 @@ import pytest
 
 from tests.models import checkpoint
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "4090-llama31-8b-gsm8k" / "v1"
+RECIPE = Path(__file__).parents[2] / "recipes" / "4090-qwen3-8b" / "v2"
 SHAPE = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 4}
 
 
@@ -17,16 +17,16 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "nu
 def test_the_chain_of_a_recipe_with_checked_answers(tmp_path):
     """GRPO from the base, evaluation, merge and report: each process takes seconds to import its libraries."""
     folder = checkpoint(tmp_path / "tiny", "llama", **SHAPE)
-    changes = ["--set", "sft=null", "--set", "rloo=null", "--set", "tokenizer.pad_token=<|fim_pad|>"]
+    changes = ["--set", "tokenizer.pad_token=<|fim_pad|>"]
     words = ["rehearse", "--recipe", str(RECIPE), "--weights", folder, "--out", str(tmp_path), *changes]
     done = subprocess.run(
         [sys.executable, "-m", "rlhf.cli", *words], env=os.environ | {"COLUMNS": "120"}, capture_output=True, text=True
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0
-    table = done.stdout.partition("rehearsal of 4090-llama31-8b-gsm8k v1")[2]
+    table = done.stdout.partition("rehearsal of 4090-qwen3-8b v2")[2]
     assert [line.split()[1] for line in table.splitlines() if " yes " in line] == ["grpo", "evaluate", "merge"]
     assert table.count("step-000001") == 1 and "report" in table
-    run = tmp_path / "rehearsal" / RECIPE.parent.name / "v1"
+    run = tmp_path / "rehearsal" / RECIPE.parent.name / "v2"
     assert (run / "merge/model/model.safetensors").is_file() and (run / "report.html").is_file()
     assert "paged_adamw_8bit" in done.stdout

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from rlhf.recipe import PinnedRecipe, as_yaml
 from rlhf.recipe.small import random_weights_changes
 from rlhf.stages import runner
-from tests.helpers import GROUP, RECIPE, beside, content_of, free_port, run_stages, small
+from tests.helpers import FIXTURES, GROUP, RECIPE, beside, content_of, free_port, run_stages, small
 from tests.lines import read_intact_lines
 
 pytestmark = pytest.mark.slow
@@ -135,7 +135,7 @@ def with_fsdp(folder: Path) -> Path:
     """The recipe with accelerate's settings for FSDP beside it."""
     recipe = folder / ROOT
     recipe.mkdir(parents=True)
-    for file in (RECIPE / "recipe.yaml", RECIPE.parents[1] / "2xcpu-tiny/v1/accelerate-fsdp.yaml"):
+    for file in (RECIPE / "recipe.yaml", FIXTURES / "2xcpu-tiny/v1/accelerate-fsdp.yaml"):
         shutil.copy(file, recipe)
     return recipe
 

@@ -48,7 +48,7 @@ def test_a_wheel_brings_its_recipes(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     rows = [line.split("│") for line in done.stdout.splitlines() if "│" in line]
     shown = "".join(row[1].strip() for row in rows)  # long paths are folded
-    assert "cpu-tiny/v1" in shown and "4090-llama2-7b/v2" in shown
+    assert "cpu-tiny/v1" in shown and "4090-llama2-7b/v3" in shown
     assert str(ROOT) not in shown, "the checkout's recipes were read, not the wheel's"
     assert str(installed.parents[1]) in shown
 

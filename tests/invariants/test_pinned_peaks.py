@@ -22,7 +22,7 @@ def test_every_recipe_for_a_card_has_its_peaks_pinned():
 
 # The guides' two recipes; `make budgets`, a job of its own, looks at all.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["4090-llama2-7b/v2", "h100-mistral-7b/v2"])
+@pytest.mark.parametrize("name", ["4090-llama2-7b/v3", "h100-mistral-7b/v6"])
 def test_no_number_of_a_recipe_has_changed(predictor, name):
     loaded = recipe.load(RECIPES / name)
     if loaded.recipe.model.quantization == "nf4":

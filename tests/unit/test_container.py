@@ -52,7 +52,7 @@ def machine(tmp_path) -> Machine:
     return Machine(tmp_path)
 
 
-RUN = ("run", "ppo", "--recipe", str(ROOT / "recipes/4090-llama2-7b/v2"), "--out", "there")
+RUN = ("run", "ppo", "--recipe", str(ROOT / "recipes/4090-llama2-7b/v3"), "--out", "there")
 
 
 def test_the_same_words_run_in_the_image(machine):

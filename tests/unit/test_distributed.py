@@ -18,10 +18,10 @@ from rlhf.recipe.chain import differences
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.stages import STAGES
 from rlhf.stages.supervised.row_order import LengthBuckets, ShardedBatches
-from tests.helpers import RECIPE, small
+from tests.helpers import FIXTURES, RECIPE, small
 
 RECIPES = RECIPE.parents[1]
-FILES = sorted(RECIPES.glob("*/v*/accelerate-*.yaml"))
+FILES = sorted(file for root in (RECIPES, FIXTURES) for file in root.glob("*/v*/accelerate-*.yaml"))
 
 
 def be(monkeypatch, rank: int, world: int) -> None:
@@ -117,7 +117,7 @@ def test_engines_need_their_file(tmp_path):
         launching.launch(loaded, task_of(loaded, "ppo", tmp_path))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(RECIPES)))
+@pytest.mark.parametrize("file", FILES, ids=lambda file: "-".join(file.parts[-3:]))
 def test_the_files_for_accelerate_start_what_the_recipe_says(file):
     """Only read: FSDP under TRL's trainers need GPUs, on which it was not run."""
     config, loaded = load_config_from_file(str(file)), recipe.load(file.parent)
@@ -131,11 +131,12 @@ def test_the_files_for_accelerate_start_what_the_recipe_says(file):
 
 def test_the_recipe_for_two_processes_is_the_one_for_one():
     one, two = (
-        recipe.load(RECIPES / name / "v1").recipe.model_dump(mode="json") for name in ("cpu-tiny", "2xcpu-tiny")
+        recipe.load(root / name / "v1").recipe.model_dump(mode="json")
+        for root, name in ((RECIPES, "cpu-tiny"), (FIXTURES, "2xcpu-tiny"))
     )
     keys = differences(one, two)
     assert keys == ["description", *(f"hardware.{key}" for key in ("count", "name")), "status"]
-    assert recipe.resolve("2xcpu", RECIPES) == RECIPES / "2xcpu-tiny/v1"
+    assert recipe.resolve("2xcpu", FIXTURES) == FIXTURES / "2xcpu-tiny/v1"
 
 
 def test_ranks_compare_code_that_no_commit_has(monkeypatch):

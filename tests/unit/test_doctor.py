@@ -70,7 +70,7 @@ def test_a_recipe_for_a_cpu_needs_no_card_and_one_for_several_cards_needs_them_a
 
 def test_a_recipe_s_needs_are_those_that_are_pinned_beside_it():
     """Llama-2-7B: 13.5 GB of weights in 16 bits, downloaded and merged, and the PPO of the recipe's README."""
-    needs = doctor.needs_of(recipe.load(RECIPE.parents[1] / "4090-llama2-7b/v2"))
+    needs = doctor.needs_of(recipe.load(RECIPE.parents[1] / "4090-llama2-7b/v3"))
     assert needs.on_card and needs.card and needs.host and needs.disk
     assert 11.5 < needs.card / GB < 12.5 and 14 < needs.host / GB < 16 and 46 < needs.disk / GB < 48
     assert doctor.needs_of(recipe.load(RECIPE)).disk is None

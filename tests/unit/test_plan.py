@@ -24,10 +24,10 @@ from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.published import Figure
 from rlhf.recipe.small import random_weights_changes
 from rlhf.recipe.strict import with_overrides
-from tests.helpers import RECIPE, grouped, rlhf
+from tests.helpers import FIXTURES, RECIPE, grouped, rlhf
 from tests.unit.plans import SFT, Known, global_batch, phase, planned, planned_stage, sft_recipe
 
-TWO_PROCESSES = RECIPE.parents[1] / "2xcpu-tiny" / "v1"
+TWO_PROCESSES = FIXTURES / "2xcpu-tiny" / "v1"
 LENGTHS = {"max_length": 64, "max_prompt_length": 40, "max_eval_samples": 4, "max_samples": 64, "logging_steps": 1}
 SIZES = {
     "model.architecture.hidden_size": 64,

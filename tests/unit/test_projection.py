@@ -37,7 +37,7 @@ def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch)
 
 
 def test_the_phases_of_a_recipe_are_launched_by_its_trunk():
-    loaded = recipe.load(ROOT / "recipes/h100-mistral-7b/v4")
+    loaded = recipe.load(ROOT / "recipes/h100-mistral-7b/v6")
     work = projection.stage_work(loaded.recipe, "sft", SFT)
     assert work and {phase.host for phase in work.phases} == {"lean"}
 
@@ -152,14 +152,14 @@ def test_validation_is_as_much_work_as_of_held_out_rows(monkeypatch):
         )
     few, more = (flops("sft", Rows(80, n, [(9, 9, 9)]), eval_steps=4, save_steps=4, logging_steps=4) for n in (8, 16))
     assert more == pytest.approx(2 * few), "of own files the rows for validation are known"
-    v4 = recipe.load(ROOT / "recipes/h100-mistral-7b/v4").recipe
+    v4 = recipe.load(ROOT / "recipes/h100-mistral-7b/v6").recipe
     of_hh: dict[recipe.TrainingName, int] = {"sft": 19 * 500, "rm": 7 * 804, "dpo": 38 * 804}
     assert {stage: projection._validated(v4, stage, None) for stage in of_hh} == of_hh, "a 200th of HH-RLHF's pairs"
 
 
 def test_rows_of_sft_have_no_rejected_answer():
     tokens = {
-        stage: padding.row_tokens(recipe.load(RECIPE.parents[1] / "4090-llama2-7b/v2").recipe, stage, 1)
+        stage: padding.row_tokens(recipe.load(RECIPE.parents[1] / "4090-llama2-7b/v3").recipe, stage, 1)
         for stage in ("sft", "rm")
     }
     assert tokens["sft"] < 0.95 * tokens["rm"]

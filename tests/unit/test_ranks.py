@@ -27,14 +27,16 @@ from rlhf.plan.predict import Predictor
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.schema_online import Ppo
-from tests.helpers import noted
+from tests.helpers import FIXTURES, noted
 from tests.unit.plans import planned, planned_stage
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+TWO = "2x4090-llama2-13b/v1"
 
 
 def load(name: str, **changes) -> PinnedRecipe:
-    return recipe.load(RECIPES / name, {key.replace("__", "."): value for key, value in changes.items()})
+    root = FIXTURES if name == TWO else RECIPES
+    return recipe.load(root / name, {key.replace("__", "."): value for key, value in changes.items()})
 
 
 def test_one_rank_takes_its_share_of_the_rows_and_all_of_the_steps():
@@ -46,7 +48,7 @@ def test_one_rank_takes_its_share_of_the_rows_and_all_of_the_steps():
     assert (ppo.batch_size, ppo.rollout_batch_size, ppo.max_eval_samples, ppo.steps) == (16, 16, 16, 156)
     assert ppo.per_device_train_batch_size == 8 == 128 // 2 // 8
     assert ranks.recipe_of_one_rank(whole, "evaluate") is whole, "which one process does"
-    one = load("4090-llama2-7b/v2")
+    one = load("4090-llama2-7b/v3")
     assert ranks.recipe_of_one_rank(one, "ppo") is one
 
 
@@ -55,7 +57,7 @@ def test_one_rank_is_rehearsed(monkeypatch):
     peaks = {WHOLE: Peak(), "update": Peak(by_operation={"step": {"base": 1}})}
     answer = RehearsedStage([peaks, peaks], None)
     monkeypatch.setattr(Predictor, "_rehearsed", lambda self, loaded, *_: noted(asked, loaded, answer))
-    whole = load("2x4090-llama2-13b/v1")
+    whole = load(TWO)
     Predictor().predict(whole, "ppo")
     assert asked == [ranks.recipe_of_one_rank(whole, "ppo")] and asked != [whole]
 
@@ -74,7 +76,7 @@ def test_a_stage_needs_what_its_neediest_phase_does(monkeypatch):
 
 def test_adapters_are_counted_as_peft_makes_them():
     changed = load(
-        "h100-mistral-7b/v2",
+        "h100-mistral-7b/v6",
         model__architecture__hidden_size=64,
         model__architecture__intermediate_size=96,
         model__architecture__num_hidden_layers=3,
@@ -91,7 +93,7 @@ def test_adapters_are_counted_as_peft_makes_them():
         assert weights.adapter_parameters(changed.model_copy(update={"lora": lora})) == made
 
 
-@pytest.mark.parametrize("name", ["8xh100-llama2-70b/v1", "2x4090-llama2-13b/v1", "h100-mistral-7b/v1"])
+@pytest.mark.parametrize("name", ["8xh100-llama2-70b/v1", "h100-mistral-7b/v1"])
 def test_layers_have_the_bytes_that_are_predicted_for_a_loaded_base(name):
     """The base while it is loaded, less embeddings and output layer, which are not divided."""
     loaded = load(name)
@@ -132,11 +134,11 @@ def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
 
 def test_what_ranks_tell_each_other_by_hand():
     """Two cards: a ring's all-reduce moves one times the gradients, a fetched layer half of itself."""
-    ddp = load("2x4090-llama2-13b/v1").recipe
+    ddp = load(TWO).recipe
     gradients = 4 * weights.adapter_parameters(ddp)
     assert ranks.traffic(ddp, "sft") == (gradients, 0)
     assert ranks.traffic(ddp, "ppo") == (2 * 4 * 2 * gradients, 0), "epochs, minibatches, policy and critic"
-    fsdp = load("2x4090-llama2-13b/v1", hardware__engine="fsdp").recipe
+    fsdp = load(TWO, hardware__engine="fsdp").recipe
     accumulated = fsdp.options(Sft).per_device(2)[1]
     assert ranks.traffic(fsdp, "sft").weights == accumulated * weights.layers_bytes(fsdp)
     micro = 32 // 4 // 2 // fsdp.options(Ppo).per_device_train_batch_size
@@ -145,7 +147,7 @@ def test_what_ranks_tell_each_other_by_hand():
 
 
 def test_layers_that_are_not_known_are_neither_divided_nor_counted():
-    unknown = load("2x4090-llama2-13b/v1", model__architecture__model_type="phi3", hardware__engine="fsdp").recipe
+    unknown = load(TWO, model__architecture__model_type="phi3", hardware__engine="fsdp").recipe
     stage = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})
     for refused in (lambda: ranks.divide(unknown, "sft", stage), lambda: ranks.traffic(unknown, "sft")):
         with pytest.raises(PredictionError, match="the linear layers of phi3 models are not known"):

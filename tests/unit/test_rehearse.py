@@ -108,7 +108,7 @@ def test_a_recipe_for_a_cpu_is_refused_with_a_way_out(loaded, monkeypatch, capsy
 def command(monkeypatch, capsys, tmp_path):
     """`rlhf rehearse` of a recipe, whose stages are `of_stage` in place of processes."""
 
-    def call(of_stage, *options: object, name: str = "4090-llama2-7b/v2") -> tuple[int, str, str]:
+    def call(of_stage, *options: object, name: str = "4090-llama2-7b/v3") -> tuple[int, str, str]:
         def run_child(words: list[str], stop_when=None) -> int:
             task = None if "report" in words else task_of(words)
             code: int = of_stage(task, task.stage if task else "report", stop_when)
@@ -121,7 +121,7 @@ def command(monkeypatch, capsys, tmp_path):
 
 
 def finish(tmp_path: Path, stage: str, **metrics: float | None) -> int:
-    folder = tmp_path / "rehearsal/4090-llama2-7b/v2" / stage
+    folder = tmp_path / "rehearsal/4090-llama2-7b/v3" / stage
     write_records(folder, {"resumed_from": "step-000001"}, {"metrics": metrics, "findings": ["nan"]})
     return 0
 
@@ -133,7 +133,7 @@ def test_each_stage_that_trains_is_stopped_at_a_checkpoint_and_resumed(command, 
         calls.append((stage, stop_when is not None, bool(task and task.resume)))
         if stop_when:
             assert not stop_when()
-            (tmp_path / "rehearsal/4090-llama2-7b/v2" / stage / "checkpoints/step-000001").mkdir(parents=True)
+            (tmp_path / "rehearsal/4090-llama2-7b/v3" / stage / "checkpoints/step-000001").mkdir(parents=True)
             assert stop_when()
             return rehearse.STOPPED
         return 0 if stage == "report" else finish(tmp_path, stage, score=1.0)
@@ -170,7 +170,7 @@ def test_what_builds_on_a_stage_that_failed_is_not_run_and_the_code_is_its_own(c
 def test_a_number_that_is_not_finite_is_a_failure(command, tmp_path):
     def of_stage(words, stage, _):
         if stage == "sft":
-            folder = tmp_path / "rehearsal/4090-llama2-7b/v2/sft"
+            folder = tmp_path / "rehearsal/4090-llama2-7b/v3/sft"
             folder.mkdir(parents=True)
             (folder / "metrics.jsonl").write_text('{"step": 1, "loss": null, "eval/score_gain_sd": null}\n')
         return finish(tmp_path, stage)
@@ -180,7 +180,7 @@ def test_a_number_that_is_not_finite_is_a_failure(command, tmp_path):
 
 
 def test_an_earlier_rehearsal_is_replaced(command, tmp_path):
-    old = tmp_path / "rehearsal/4090-llama2-7b/v2/sft/old"
+    old = tmp_path / "rehearsal/4090-llama2-7b/v3/sft/old"
     old.mkdir(parents=True)
     command(lambda *_: 1)
     assert not old.exists() and (old.parents[1] / "rows.jsonl").is_file()
@@ -192,7 +192,7 @@ def test_rows_of_ones_own_are_read(command, tmp_path):
     _, out, _ = command(lambda task, *_: noted(asked, task, 1), "--data", tmp_path / "mine.jsonl")
     settings = asked[0].overrides
     assert settings["data.files"] == [f"{tmp_path}/mine.jsonl"] and settings["sft.max_samples"] == 64
-    assert "made rows" not in out and not (tmp_path / "rehearsal/4090-llama2-7b/v2/rows.jsonl").exists()
+    assert "made rows" not in out and not (tmp_path / "rehearsal/4090-llama2-7b/v3/rows.jsonl").exists()
 
 
 def test_random_weights_do_not_stand_in(command):

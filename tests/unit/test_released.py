@@ -15,10 +15,11 @@ from rlhf.recipe.pinned import content_hash
 from rlhf.report import records, tables
 from rlhf.run.directory import StageRun
 from rlhf.run.records import Costs, Summary
-from tests.helpers import RECIPE, not_none, rlhf
+from tests.helpers import FIXTURES, RECIPE, not_none, rlhf
 
 ROOT = Path(__file__).parents[2]
-RELEASED = [d for d in recipe.available(ROOT / "recipes") if recipe.load(d).recipe.status == "released"]
+ALL = [directory for root in (ROOT / "recipes", FIXTURES) for directory in recipe.available(root)]
+RELEASED = [directory for directory in ALL if recipe.load(directory).recipe.status == "released"]
 COSTS: Costs = {
     "tokens_per_second": None,
     "phase_seconds": {},
@@ -58,7 +59,7 @@ def words(text: str) -> str:
 
 
 def test_the_hashes_of_released_recipes_are_those_of_their_records_and_files():
-    loaded = [recipe.load(directory) for directory in recipe.available(ROOT / "recipes")]
+    loaded = [recipe.load(directory) for directory in ALL]
     files = {f"{one.name}/{one.version}": one.sha256 for one in loaded if one.recipe.status == "released"}
     records = [json.loads(file.read_text()) for file in sorted((ROOT / "results").glob("*/v*/*/*.json"))]
     own_rows = [record for record in records if "rows" not in record]  # drafts alone have records of other rows

@@ -10,7 +10,7 @@ from rlhf.recipe import shape
 from rlhf.recipe.folders import default_root
 from tests.helpers import rlhf
 
-FOLDER = default_root() / "4090-llama2-7b" / "v2"
+FOLDER = default_root() / "4090-llama2-7b" / "v3"
 
 
 def of_folder(tmp_path, **config):

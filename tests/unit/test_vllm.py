@@ -146,7 +146,7 @@ def test_a_server_of_something_else_is_refused_in_the_first_step(fake, trained, 
 
 
 def test_the_command_has_what_the_recipe_needs():
-    loaded = recipe.load(RECIPE.parents[1] / "4090-qwen3-8b/v1")
+    loaded = recipe.load(RECIPE.parents[1] / "4090-qwen3-8b/v2")
     options = loaded.recipe.options(Ppo)
     words = start_command(loaded.recipe, options, "Qwen/Qwen3-8B").split()
     given = dict(itertools.pairwise(words))

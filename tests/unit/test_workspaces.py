@@ -32,14 +32,14 @@ def test_each_thread_and_the_captured_stream_have_a_workspace():
     assert predict.workspaces(cpu, "sft", "train") == 0
 
 
-@pytest.mark.parametrize(("name", "card"), [("2x4090-llama2-13b/v1", "4090"), ("8xh100-llama2-70b/v1", "h100")])
+@pytest.mark.parametrize(("name", "card"), [("4090-llama2-7b/v1", "4090"), ("8xh100-llama2-70b/v1", "h100")])
 def test_each_of_several_cards_has_the_workspaces_of_one(name, card):
     pinned = json.loads((RECIPES / name / "predicted.json").read_text())["stages"]
     assert pinned["sft"]["train"]["workspace"] == 2 * cards.workspace(card)
 
 
 def test_a_card_before_ampere_is_refused_for_bfloat16():
-    loaded = recipe.load(RECIPES / "4090-llama2-7b" / "v2").recipe
+    loaded = recipe.load(RECIPES / "4090-llama2-7b" / "v3").recipe
     on_t4 = loaded.model_copy(update={"hardware": loaded.hardware.model_copy(update={"name": "t4"})})
     plan.check_type(loaded)
     with pytest.raises(UserError, match=r"hardware\.name: t4: a Tesla T4 does not compute in bfloat16"):
