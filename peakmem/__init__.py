@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from peakmem.depth import deepen, highest_at_depth
     from peakmem.device import StandIn
     from peakmem.events import NotPredicted
-    from peakmem.lines import extrapolate
     from peakmem.predicting import predict
     from peakmem.replaying import replay
     from peakmem.tensors import known_numbers
@@ -24,7 +23,6 @@ __all__ = [
     "cards",
     "deepen",
     "events",
-    "extrapolate",
     "highest_at_depth",
     "known_numbers",
     "predict",
@@ -36,7 +34,6 @@ _MODULES = {
     "StandIn": "device",
     "Tracker": "tracker",
     "deepen": "depth",
-    "extrapolate": "lines",
     "highest_at_depth": "depth",
     "known_numbers": "tensors",
     "predict": "predicting",

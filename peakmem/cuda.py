@@ -4,6 +4,7 @@ Tensors are on `meta`. Where a program asks, they are on `cuda:0`, so that it ta
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -172,6 +173,7 @@ def patches(stand_in: "Followed", card: Card) -> Iterator[Patch]:
     yield mock.patch.object(torch, "get_default_device", _named_default(torch.get_default_device))
     yield mock.patch.object(nn.DataParallel, "scatter", _scatter)
     yield mock.patch.object(torch, "save", _saved(torch.save))
+    yield mock.patch.object(torch._utils, "_rebuild_meta_tensor_no_storage", _loaded)
     yield mock.patch.object(torch.autograd.graph.save_on_cpu, "__init__", _unpinned(torch.autograd.graph.save_on_cpu))
     # Whether a number is a probability is not known; the program's own numbers are.
     yield Replaced("torch.distributions.distribution:Distribution._validate_args", lambda _: False)
@@ -328,6 +330,12 @@ def _saved(save: Callable[..., None]) -> Callable[..., None]:
             save(*args, **kwargs)
 
     return saved
+
+
+@functools.wraps(torch._utils._rebuild_meta_tensor_no_storage)
+def _loaded(dtype: torch.dtype, size: Any, stride: Any, requires_grad: bool) -> Tensor:
+    """Make a tensor again that was saved from the card."""
+    return torch.empty_strided(size, stride, dtype=dtype, device=CUDA, requires_grad=requires_grad)
 
 
 class _LegacyTensor:

@@ -41,22 +41,20 @@ class Deep(NamedTuple):
     sources: list[int]
 
 
-def deepen(
-    shallow: Sequence[Event], deeper: Sequence[Event], layers: int, depths: tuple[int, int] = DEPTHS, period: int = 1
-) -> Deep:
+def deepen(shallow: Sequence[Event], deeper: Sequence[Event], layers: int, depths: tuple[int, int] = DEPTHS) -> Deep:
     """Return the events for `layers` layers, from those with `depths` layers; their sources are storages of `deeper`.
 
     A number of layers that is not the lower depth and a multiple of the difference is rounded up. Up to the higher
     depth, the events with one of them are returned as they are, and are their own source. Raises NotAligned if the
     events of the two depths do not match.
 
-    Layers of several kinds repeat with a `period`, as in hybrid models; the two depths then differ by periods.
+    Layers of several kinds repeat in periods, as in hybrid models; the two depths then differ by two periods.
     """
     low, high = depths
     if layers <= high:
         events = list(shallow if layers <= low else deeper)
         return Deep(events, list(range(1 + max((e.storage for e in events if e.storage is not None), default=-1))))
-    return _Builder(shallow, deeper, -(-(layers - low) // (high - low)), period == 1).build()
+    return _Builder(shallow, deeper, -(-(layers - low) // (high - low))).build()
 
 
 def releases_in_order(events: Sequence[Event]) -> list[Event]:
@@ -99,9 +97,8 @@ def highest_at_depth(
 class _Builder:
     """Writes `repeats` copies of each insertion, where `deeper` has one and `shallow` has none."""
 
-    def __init__(self, shallow: Sequence[Event], deeper: Sequence[Event], repeats: int, twice: bool):
+    def __init__(self, shallow: Sequence[Event], deeper: Sequence[Event], repeats: int):
         self.shallow, self.deeper, self.repeats = shallow, deeper, repeats
-        self.twice = twice  # whether an insertion is of two equal layers
         self.shallow_releases, self.deeper_releases = _releases(shallow), _releases(deeper)
         self.shallow_makers, self.deeper_makers = _makers(shallow), _makers(deeper)
         self.events: list[Event] = []
@@ -139,12 +136,9 @@ class _Builder:
     def _loops(self, start: int, end: int) -> Iterator[range]:
         """Yield the loops over layers that one insertion is made of.
 
-        Two that follow each other directly make one insertion, but each of them does twice the same, for two layers.
-        With a period of several kinds of layers they cannot be told apart, and are repeated together.
+        Two that follow each other directly make one insertion, but each of them does twice the same, for
+        two layers or periods.
         """
-        if not self.twice:
-            yield range(start, end)
-            return
         keys = self._keys(self.deeper, start, end)
         while keys:
             halves = (n for n in range(len(keys) // 2, 0, -1) if keys[n] == keys[0])

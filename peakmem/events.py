@@ -5,7 +5,7 @@ the whole run.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, get_args
 
 # What a peak consists of.
 Component = Literal[
@@ -59,40 +59,14 @@ PASS = "pass"  # the start or the end of a forward or backward pass; nothing hap
 
 
 @dataclass
-class Work:
-    """What the operations of a phase compute, move and launch; `+=` adds that of others."""
-
-    flops: int = 0  # all that the device computes
-    recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
-    moved: int = 0  # bytes that operations other than products read and write
-    launched: int = 0  # operations that launch at least one kernel
-
-    def __iadd__(self, other: "Work") -> Self:
-        self.flops += other.flops
-        self.recomputed += other.recomputed
-        self.moved += other.moved
-        self.launched += other.launched
-        return self
-
-    def __sub__(self, other: "Work") -> "Work":
-        return Work(
-            self.flops - other.flops,
-            self.recomputed - other.recomputed,
-            self.moved - other.moved,
-            self.launched - other.launched,
-        )
-
-
-@dataclass
 class Peak:
-    """The components at the peak of each operation of a phase, {operation: {component: bytes}}, and the phase's work.
+    """The components at the peak of each operation of a phase, {operation: {component: bytes}}.
 
     The peak of each operation is kept, because another one may make the phase's peak in a deeper model.
     """
 
     by_operation: dict[str, Parts] = field(default_factory=dict)
     paged: int = 0  # most bytes in unified memory, not among the others
-    work: Work = field(default_factory=Work)
 
     @property
     def highest(self) -> Parts:
@@ -131,21 +105,6 @@ class Reserved(NamedTuple):
     allocated: int  # peak of allocated blocks: torch.cuda.max_memory_allocated
     reserved: int  # peak of what the allocator holds, on a card that is never full: torch.cuda.max_memory_reserved
     needed: int  # of the card: what is held when most is allocated, less what the allocator gives back on a full card
-
-
-class PredictedPhase(NamedTuple):
-    """Bytes at the peak of one phase, and what they are; `work` is that of the whole phase.
-
-    `reserved_bytes` and `needed_bytes` are those of `Reserved`, guessed from the peak where the events could not be
-    aligned, and None where no card is used.
-    """
-
-    peak_bytes: int
-    components: Parts
-    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
-    work: Work
-    reserved_bytes: int | None = None
-    needed_bytes: int | None = None
 
 
 class NotPredicted(Exception):

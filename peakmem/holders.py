@@ -54,6 +54,11 @@ class Holders:
                 for value in tensors_in(*state.values()):
                     label(value, "optimizer")
 
+    @property
+    def optimizers(self) -> int:
+        """Return how many optimizers there are."""
+        return len(self._optimizers)
+
     def _all_modules(self) -> list[nn.Module]:
         """Return the modules that were constructed, and copies inside them, whose constructors did not run."""
         modules: dict[int, nn.Module] = {}

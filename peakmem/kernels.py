@@ -4,16 +4,16 @@ The bytes are derived from the sources named at each function; nothing here was 
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverloadPacket
+from torch.utils.flop_counter import flop_registry
 
 from peakmem.cards import Gpu
 from peakmem.patches import bitsandbytes
-from peakmem.tensors import Args, Blocks, Count, Kwargs, Op, known_numbers
+from peakmem.tensors import Args, Blocks, Kwargs, Op
 
 Shape = Sequence[int]
 aten = torch.ops.aten
@@ -21,7 +21,6 @@ aten = torch.ops.aten
 # that are read here in the same places.
 VARIABLE_LENGTHS = ("aten::_flash_attention_forward", "torch_attn::_varlen_attn")
 OF_VARIABLE_LENGTHS = "aten::_flash_attention_backward"  # the gradient of both
-ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "flash_attention_for_cpu")  # torch's kernels that we run
 
 
 def inside(gpu: Gpu) -> dict[str, Blocks]:
@@ -35,6 +34,17 @@ def inside(gpu: Gpu) -> dict[str, Blocks]:
         OF_VARIABLE_LENGTHS: _variable_lengths_backward,
         bitsandbytes.PRODUCT: functools.partial(bitsandbytes.inside, gpu),
     }
+
+
+def multiplies(func: Op) -> bool:
+    """Return whether an operation is a product, for which cuBLAS may take its workspace.
+
+    Torch lists no product that is added in place, such as `addmm_`: it is one as the operation without underscore is.
+    """
+    name = func._schema.name
+    plain = getattr(aten, name.removeprefix("aten::").removesuffix("_"), None)
+    attention = "_scaled_dot_product_" in name or name in (*VARIABLE_LENGTHS, OF_VARIABLE_LENGTHS)
+    return attention or name == bitsandbytes.PRODUCT or func._overloadpacket in flop_registry or plain in flop_registry
 
 
 FOLLOWED = {"aten", "prim", "prims", "profiler", "torch_attn", "bitsandbytes"}  # namespaces, whose kernels are known
@@ -93,27 +103,6 @@ def _variable_lengths_backward(args: Args, kwargs: Kwargs) -> int:
     rows, width = len(q) + 128 * (len(ends) - 1), -(-int(size) // 32) * 32
     copied: int = 2 * len(k) * heads * size * q.element_size() if k.shape[-2] != heads else 0
     return rows * int(heads) * (1 + width) * 4 + copied
-
-
-def _variable_lengths_flops(args: Args, kwargs: Kwargs) -> int:
-    """Return the operations of every query to all keys of its sequence, causal or not."""
-    return 4 * _scores(args[0], args[3], args[4], args[6])
-
-
-def _variable_lengths_backward_flops(args: Args, kwargs: Kwargs) -> int:
-    """Return the operations of the backward pass, which computes the scores again."""
-    return 10 * _scores(args[1], args[6], args[7], args[9])
-
-
-def _scores(query: Tensor, bounds: Tensor, key_bounds: Tensor, longest: int) -> int:
-    """Return the numbers in `query` (N, heads, D) times the keys of their sequences, which lie between the bounds.
-
-    Where the bounds are not known, each sequence has as many keys as the longest.
-    """
-    ends, key_ends = known_numbers(bounds), known_numbers(key_bounds)
-    if ends is None or key_ends is None:
-        return query.numel() * longest
-    return query[0].numel() * int((ends.long().diff() * key_ends.long().diff()).sum())
 
 
 def _softmax_backward(args: Args, kwargs: Kwargs) -> int:
@@ -189,39 +178,3 @@ def _efficient_backward(gpu: Gpu, args: Args, kwargs: Kwargs) -> int:
         parts = max(1, min(-(-k.shape[2] // keys), 200 // (batch * heads)))
         space += 2 * parts * keys * -(-size // queries) * queries * 4
     return batch * heads * (space + length * 4)
-
-
-def attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Return the operations of attention from shapes (B, heads, T, D); keys and values may have fewer heads.
-
-    Causal attention counts as a whole, as in torch. Torch's own count refuses fewer heads up to 2.11.
-    """
-    rows, heads, length, width = query
-    return 2 * rows * heads * length * key[2] * (width + value[3])
-
-
-def attention_backward_flops(grad: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Return the operations of the backward pass of `attention_flops`, which computes the scores again."""
-    rows, heads, length, width = query
-    return 2 * rows * heads * length * key[2] * (3 * width + 2 * value[3])
-
-
-# By operation, from the shapes of its arguments.
-ATTENTION_FLOPS: dict[OpOverloadPacket[..., Any], Callable[..., int]] = {
-    **{getattr(aten, f"_scaled_dot_product_{kind}"): attention_flops for kind in ATTENTION_KERNELS},
-    **{getattr(aten, f"_scaled_dot_product_{kind}_backward"): attention_backward_flops for kind in ATTENTION_KERNELS},
-}
-
-
-def _of_tensors(count: Callable[..., int]) -> Count:
-    tensors = 3 if count is attention_flops else 4
-    return lambda args, kwargs: count(*(x.shape for x in args[:tensors]))
-
-
-# What torch's own table of operations does not know, or not in every release.
-FLOPS: dict[str, Count] = {
-    **{packet.default._schema.name: _of_tensors(count) for packet, count in ATTENTION_FLOPS.items()},
-    **dict.fromkeys(VARIABLE_LENGTHS, _variable_lengths_flops),
-    OF_VARIABLE_LENGTHS: _variable_lengths_backward_flops,
-    bitsandbytes.PRODUCT: bitsandbytes.flops,
-}

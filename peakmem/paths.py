@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils import _device, checkpoint
+from torch.utils import _device
 
 from peakmem import autocast
 from peakmem.attention import attention
@@ -33,7 +33,6 @@ def patches(stand_in: "StandIn") -> Iterator[Patch]:
     yield from autocast.patches(stand_in.as_cuda)
     if not stand_in.as_cuda:
         yield mock.patch.dict(os.environ, accelerate.DEVICE)
-    yield patch(checkpoint, "_recomputation_hook", _counted_hook(stand_in, checkpoint._recomputation_hook))
     if not stand_in.as_cuda:
         yield patch(torch.cuda, "synchronize", lambda *_: None)  # by programs and libraries that wait for a card
     yield from _optimizers_know_meta("fused")
@@ -80,21 +79,6 @@ def _rms_norm(
     input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     return input * (1.0 if weight is None else weight)  # one operation with the same result in memory
-
-
-def _counted_hook(stand_in: "StandIn", hook: Any) -> Any:
-    """Return the block in which checkpointing runs a forward pass again, whose operations count as recomputed."""
-
-    class Hook(hook):  # type: ignore[misc]  # torch makes the class, so that nothing is known of it here
-        def __enter__(self) -> Any:
-            stand_in.recomputing += 1
-            return super().__enter__()
-
-        def __exit__(self, *problem: Any) -> Any:
-            stand_in.recomputing -= 1
-            return super().__exit__(*problem)
-
-    return Hook
 
 
 def _tensor(data: Any, *, device: Any = None, _real: Callable[..., Tensor] = torch.tensor, **options: Any) -> Tensor:

@@ -10,7 +10,6 @@ def peaks_of(events: Sequence[Event], component_of: Sequence[StorageKind]) -> di
     """Return the peak of each phase by its name; WHOLE is the whole program.
 
     Phases are in the order in which they began. `component_of` has the component of each storage by its number.
-    Operations are not counted here.
     """
     operations_at_peak = _operations_at_peak(events, component_of)
     live: Counter[StorageKind] = Counter()

@@ -124,7 +124,7 @@ def of_depths(card: cards.Card, shallow: Record, deeper: Record) -> Prediction:
     stack = deeper.stack
     assert stack
     try:
-        deep = deepen(shallow.events, deeper.events, stack.layers, stack.depths, stack.period)
+        deep = deepen(shallow.events, deeper.events, stack.layers, stack.depths)
     except NotPredicted as error:
         raise NotPredicted(f"{error}; --full runs all {stack.layers} layers") from error
     components = [deeper.components[source] for source in deep.sources]

@@ -122,6 +122,7 @@ class Followed(StandIn):
         self.alive = self.most = 0  # bytes
         self._within = 0  # calls of modules that are open
         self._in_backward = False
+        self._backwards = 0
         self._known_lines: dict[str, bool] = {}
         self._launched: set[int] = set()  # operations, by id
         self._left_out: set[int] = set()  # storages of layers that a shortened model lacks
@@ -336,6 +337,9 @@ class Followed(StandIn):
 
     def _in_backward_of(self, backward: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
+            if self._backwards and not self._holders.optimizers:
+                self._after_step()  # of a program that changes its weights by hand
+            self._backwards += 1
             self._begin("backward")
             self._in_backward = True
             try:

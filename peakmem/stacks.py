@@ -21,9 +21,8 @@ class Stack(NamedTuple):
     @property
     def depths(self) -> tuple[int, int]:
         """Return how many layers the two short runs have."""
-        if self.period > 1:
-            return self.period, 2 * self.period
-        return (3, 5) if self.layers % 2 else (2, 4)
+        low = 2 if self.layers // self.period % 2 == 0 else 3 if self.period == 1 else 1
+        return low * self.period, (low + 2) * self.period
 
 
 class Stacks:
@@ -80,7 +79,7 @@ class Stacks:
 def _stack(layers: Sequence[nn.Module]) -> Stack | None:
     """Return what layers are a stack of: the shortest period in which their kinds repeat, with some parameters."""
     kinds = [_kind(x) for x in layers]
-    for period in range(1, len(layers) // 3 + 1):  # of two periods, the short runs would be no shorter
+    for period in range(1, len(layers) // 5 + 1):  # of fewer, the short runs would be no shorter
         if len(layers) % period == 0 and kinds[period:] == kinds[:-period] and any(kind[-1] for kind in kinds):
             return Stack(type(layers[0]).__qualname__, len(layers), period)
     return None

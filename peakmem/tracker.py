@@ -8,11 +8,10 @@ allocations, which the allocator's replay needs, nor a peak for each phase. Fake
 where peft adds an adapter and where bitsandbytes packs weights (torch 2.13, peft 0.21, bitsandbytes 0.50).
 """
 
-import copy
+import operator
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -20,11 +19,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from peakmem.allocator import rounded
-from peakmem.events import BEGIN, PAGED, PRODUCT, Event, Peak, Storage, StorageKind, Work, new_event
+from peakmem.events import BEGIN, PAGED, PRODUCT, Event, Peak, Storage, StorageKind
 from peakmem.gradient_sums import ADD, GradientSum, called_by_engine, in_backward
 from peakmem.holders import Holders
-from peakmem.operations import OperationCounter
-from peakmem.peaks import around, peaks_of
+from peakmem.kernels import multiplies
+from peakmem.peaks import peaks_of
 from peakmem.tensors import Args, Blocks, Kwargs, Op, tensors_in
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # of operations that are made of others
@@ -47,15 +46,12 @@ class Tracker(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no annotations
         self.phases = phases
         self._logit_widths = {vocab_size, max(vocab_size, LOGITS_TILE)}
-        self.recomputing = 0  # above 0 while a forward pass is computed again
-        self._operations = OperationCounter(device, kernels)
-        self._on_device = self._operations.on_device
+        self._on_device = operator.attrgetter(f"is_{device}")  # of a tensor; `x.device.type` takes four times as long
+        self._kernels = kernels
+        self._facts: dict[int, tuple[bool, Blocks | None]] = {}  # of operations, by id: whether a product, and inside
         self._holders = Holders()
         self._entered: list[str | None] = []  # blocks, None for those that are not phases
         self._phase: tuple[str, ...] = ()
-        self._work_here = Work()  # of the phase that runs
-        self._work: dict[tuple[str, ...], Work] = {(): self._work_here}  # of each phase
-        self._settled: dict[tuple[str, ...], Work] = {}  # the same when `settle_work` was called last
         self._storages: list[Storage] = []
         self._events: list[Event] = []
         self._names: dict[int, str] = {}  # of operations, by id
@@ -101,29 +97,33 @@ class Tracker(TorchDispatchMode):
             allocated |= self._follow_new(tensor, func)
         if func is ADD and called_by_engine():
             self._note_sum(out, args[0])
-        counts = self._operations.counts_of(func)
-        if counts.flops is not None:
-            self.count_flops(counts.flops(args, kwargs, out), recomputed=self.recomputing > 0)
-        if allocated or (counts.writes and any(map(self._on_device, tensors_in(args)))):
-            self._operations.add_moves(self._work_here, counts, args, kwargs, out)
-        if counts.inside is not None:
-            self._allocate_inside(counts.inside(args, kwargs), f"{func} (inside)")
+        self.has_run(func, args, kwargs, out, allocated)
         return out
 
     def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         """Execute one operation. A device without memory of its own overrides this."""
         return func(*args, **kwargs)
 
-    def count_flops(self, flops: int, recomputed: bool = False) -> None:
-        """Add floating-point operations to the phase that runs; `recomputed`: a backward pass repeats them.
+    def has_run(self, func: Op, args: Args, kwargs: Kwargs, out: object, allocated: bool) -> None:
+        """Note what an operation does beside its results, which `allocated` a storage: a product, kernels' memory."""
+        facts = self._facts.get(id(func))
+        if facts is None:
+            facts = self._facts[id(func)] = multiplies(func), self._kernels.get(func._schema.name)
+        product, inside = facts
+        if product:
+            self._note_product()
+        if inside is not None:
+            self._allocate_inside(inside(args, kwargs), f"{func} (inside)")
 
-        The first of the forward and of the backward thread are marked as PRODUCT.
-        """
+    def count_product(self, flops: int) -> None:
+        """Note a product of so many operations that runs outside of torch."""
+        self._note_product()
+
+    def _note_product(self) -> None:
+        """Mark the first product of the forward and of the backward thread as PRODUCT."""
         if in_backward() not in self._threads_with_workspace:
             self._threads_with_workspace.add(in_backward())
             self.mark(PRODUCT)
-        self._work_here.flops += flops
-        self._work_here.recomputed += flops if recomputed else 0
 
     def mark(self, name: str) -> None:
         """Put a mark among the events (peakmem/events.py)."""
@@ -149,72 +149,17 @@ class Tracker(TorchDispatchMode):
         finally:
             self._paused = before
 
-    # -- what was seen so far, and what is repeated --------------------------------------------------------
+    # -- what was seen so far --------------------------------------------------------
 
     @property
     def phase(self) -> tuple[str, ...]:
         """Return the phase that runs, from the outermost name to the innermost."""
         return self._phase
 
-    def position(self) -> int:
-        """Return the number of events so far."""
-        return len(self._events)
-
-    def events_since(self, position: int) -> list[Event]:
-        """Return the events after the first `position`."""
-        return self._events[position:]
-
     def storage_of(self, tensor: Tensor) -> int | None:
         """Return the number of a tensor's storage, or None if it is not followed."""
         number, _ = self._live.get(id(tensor.untyped_storage()), (None, None))
         return number
-
-    def storages(self, numbers: Iterable[int]) -> dict[int, Storage]:
-        """Return copies of storages by their numbers."""
-        return {number: copy.copy(self._storages[number]) for number in numbers}
-
-    def work(self) -> Work:
-        """Return a copy of what the phase that runs has computed, moved and launched so far."""
-        return replace(self._work_here)
-
-    def settle_work(self, phases: Collection[str], counts: bool) -> None:
-        """Keep what phases of these names have computed, moved and launched since the last call, or forget it.
-
-        It is kept if it `counts`. The phases inside them are settled with them.
-        """
-        for phase in self._work:
-            if not counts and phase and phase[0] in phases:
-                self._work[phase] = replace(self._settled.get(phase, Work()))
-        self._work_here = self._work[self._phase]
-        self._settled = {phase: replace(work) for phase, work in self._work.items()}
-
-    def total_work(self) -> Work:
-        """Return what all phases have computed, moved and launched so far."""
-        total = Work()
-        for work in self._work.values():
-            total += work
-        return total
-
-    def repeat(
-        self, events: Iterable[Event], storages: Mapping[int, Storage], work: Work, kept: int | None
-    ) -> dict[int, int]:
-        """Record events and work again, with new storages. Return the new number of each of `storages`.
-
-        All but the storage `kept` are released among the events, so that nothing more will be known about them.
-        """
-        numbers: dict[int, int] = {}
-        for event in events:
-            storage, size, phase, name = event
-            if storage is None:
-                self._events.append(event)
-                continue
-            if size > 0:
-                numbers[storage] = len(self._storages)
-                again = storages[storage]
-                self._storages.append(copy.copy(again) if storage == kept else again)
-            self._events.append(new_event(Event, (numbers[storage], size, phase, name)))
-        self._work_here += work
-        return numbers
 
     # -- afterwards ------------------------------------------------------------------------------------------------
 
@@ -228,11 +173,7 @@ class Tracker(TorchDispatchMode):
 
         Phases are in the order in which they began.
         """
-        peaks = peaks_of(self._events, self.components())
-        for phase, work in self._work.items():
-            for peak in around(peaks, phase):
-                peak.work += work
-        return peaks
+        return peaks_of(self._events, self.components())
 
     def components(self) -> list[StorageKind]:
         """Return the component of each storage, by its number."""
@@ -253,7 +194,6 @@ class Tracker(TorchDispatchMode):
         if phase != self._phase:
             self._holders.label_tensors(self.label)
             self._phase = phase
-            self._work_here = self._work.setdefault(phase, Work())
             self.mark(BEGIN)  # what is alive now is alive in the new phase
 
     def _follow_new(self, tensor: Tensor, operation: object) -> bool:
@@ -307,7 +247,6 @@ class Tracker(TorchDispatchMode):
         for size in filter(None, sizes if isinstance(sizes, tuple) else (sizes,)):
             numbers.append(self.allocate(size, operation))
             self._storages[numbers[-1]].component = "kernels"
-            self._work_here.moved += 2 * size
         for number in numbers:
             self._release(number)
 

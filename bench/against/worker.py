@@ -1,9 +1,9 @@
 """One side of a comparison: runs stages with the code of a checkout, and prints what they cost as one JSON line.
 
 It is started as a file, `python -P worker.py QUESTION`, with the checkout on PYTHONPATH, which may be older than this
-file: it uses torch, peakmem's `Tracker`, `few_steps`, the command line of `rlhf`, and the names of phases. QUESTION is
-JSON: `recipe` (its folder), `changes`, `stages` in their order, `steps`, `shape`, and `count`: whether operations and
-bytes are counted, which takes time, or CPU seconds are taken.
+file: it uses torch, the plan's `Counting`, `few_steps`, the command line of `rlhf`, and the names of phases. QUESTION
+is JSON: `recipe` (its folder), `changes`, `stages` in their order, `steps`, `shape`, and `count`: whether operations
+and bytes are counted, which takes time, or CPU seconds are taken.
 """
 
 import gc
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 import rlhf
-from peakmem import Tracker
 from rlhf import cli
 from rlhf import recipe as recipes
 from rlhf.plan.rehearsal.short_runs import few_steps
+from rlhf.plan.rehearsal.work import Counting
 
 PHASES = ("load", "evaluate", "references", "train", "rollout", "prefill", "decode", "score", "update", "merge")
 
@@ -30,7 +30,7 @@ PHASES = ("load", "evaluate", "references", "train", "rollout", "prefill", "deco
 def cost(arguments: list[str], count: bool) -> dict[str, dict[str, float]]:
     """Run a command. Return its figures by phase; "" is the whole stage."""
     gc.collect()
-    counter: Any = Tracker("cpu", PHASES, vocab_size=0) if count else nullcontext()
+    counter: Any = Counting("cpu", PHASES, vocab_size=0) if count else nullcontext()
     start = time.process_time()
     with counter:
         cli.cli(arguments, standalone_mode=False)
@@ -43,7 +43,7 @@ def cost(arguments: list[str], count: bool) -> dict[str, dict[str, float]]:
             "launches": peak.work.launched,
             "peak memory": peak.bytes,
         }
-        for phase, peak in counter.peaks().items()
+        for phase, peak in counter.worked_peaks().items()
     }
 
 

@@ -27,7 +27,6 @@ from bench.ceilings import ceilings
 from bench.gpu import packages
 from bench.memory import beside, pinned_peaks, unmatched
 from bench.steps import spread
-from peakmem.kernels import ATTENTION_FLOPS
 from rlhf import recipe as recipes
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.adapters import new_adapter, save_adapter
@@ -35,6 +34,7 @@ from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.plan import padding
+from rlhf.plan.rehearsal.work import ATTENTION_FLOPS
 from rlhf.process.children import child_environment
 from rlhf.process.libraries import quiet_libraries
 from rlhf.process.torch_setup import set_up_torch

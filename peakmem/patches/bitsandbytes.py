@@ -54,12 +54,6 @@ def scales(parameter: nn.Parameter) -> list[Tensor | None]:
 # -- 4-bit products ------------------------------------------------------------------------------------------------
 
 
-def flops(args: Args, kwargs: Kwargs) -> int:
-    """Return the operations of a 4-bit product."""
-    count: int = 2 * args[0].numel() * args[2][0]
-    return count
-
-
 def inside(gpu: Gpu, args: Args, kwargs: Kwargs) -> int:
     """Return the unpacked weight and its scales, twice in float32, if it is unpacked (_dequant_linear_fallback)."""
     x, shape, blocksize = args[0], args[2], args[4]

@@ -41,7 +41,7 @@ find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name in {OTHERS!r} else find(name, *rest)
 import torch
 from torch.profiler import record_function
-from peakmem import StandIn, cards, deepen, extrapolate, highest_at_depth, replay
+from peakmem import StandIn, cards, deepen, highest_at_depth, replay
 
 def run(layers):
     with StandIn("cuda", ("forward", "backward", "optimizer"), 1000, cards.CARDS["4090"].gpu) as followed:
@@ -62,7 +62,7 @@ deep = deepen(two.events(), four.events(), 12)
 assert [e.bytes for e in deep.events] == [e.bytes for e in run(12).events()]
 whole = replay(deep.events, False, cards.workspace("4090"))[""]
 highest = highest_at_depth(deep, 12, four.components())
-assert extrapolate(two.peaks(), four.peaks(), 12, lambda phase: 0, highest)[""].peak_bytes == sum(highest[""].values())
+assert sum(highest[""].values()) > sum(four.peaks()[""].highest.values())
 assert whole.reserved >= whole.allocated > 0
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)

@@ -4,9 +4,8 @@ import pytest
 
 from peakmem.depth import NotAligned, align, deepen, highest_at_depth, releases_in_order
 from peakmem.events import BEGIN, Event, StorageKind
-from peakmem.lines import at_depth
-from peakmem.peaks import peaks_of
 from peakmem.replaying import replay
+from peakmem.stacks import Stack
 
 MIB = 1 << 20
 
@@ -151,9 +150,23 @@ def test_a_storage_that_grows_with_depth_is_in_the_peak(layers):
     highest = highest_at_depth(deep, layers, component_of)
     assert highest["train"] == {"base": layers * MIB, "temporaries": 4 * layers * MIB}
     assert not highest_at_depth(deep, layers + 1, component_of), "events of one layer more"
-    shallow, deeper = (peaks_of(growing(n), _kinds(growing(n)))["train"] for n in (2, 4))
-    found = at_depth(shallow, deeper, layers, 7, highest["train"])
-    assert found.components == {**highest["train"], "workspace": 7} and found.peak_bytes == 5 * layers * MIB + 7
+
+
+def hybrid(layers: int) -> list[Event]:
+    """Three layers of one kind and one of another, in periods, forward and back."""
+    program = Program()
+    program.begin("train")
+    kept = [program.make("full" if n % 4 == 3 else "linear", (5 if n % 4 == 3 else 3) * MIB) for n in range(layers)]
+    for storage in reversed(kept):
+        program.release(program.make("gradient", MIB))
+        program.release(storage)
+    return program.events
+
+
+@pytest.mark.parametrize(("layers", "depths"), [(24, (8, 16)), (32, (8, 16)), (20, (4, 12)), (28, (4, 12))])
+def test_layers_of_several_kinds_repeat_in_periods(layers, depths):
+    assert Stack("Layer", layers, 4).depths == depths
+    assert deepen(*map(hybrid, depths), layers, depths).events == hybrid(layers)
 
 
 def test_phases_that_differ_are_an_error():

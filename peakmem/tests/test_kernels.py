@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.profiler import record_function
-from torch.utils import flop_counter
 
 from peakmem import cards, kernels
 from peakmem.cards import CARDS, SMALL_WORKSPACE, UNKNOWN, Gpu
@@ -99,15 +98,6 @@ def test_small_heads_keep_keys_and_values_in_registers(card, size, blocks, colum
     assert attention_inside(CARDS[card].gpu, 4, 300, size) == rounded(2 * 4 * (tiles + 300 * 4))
 
 
-@pytest.mark.parametrize("heads", [4, 2])
-def test_operations_of_attention_are_those_that_torch_counts(heads):
-    """By query heads, where torch up to 2.11 refuses fewer heads of keys."""
-    query, few = (3, 4, 10, 8), (3, heads, 12, 8)
-    assert kernels.attention_flops(query, few, few, 0.0) == flop_counter.sdpa_flop_count(query, few, few)
-    counted = kernels.attention_backward_flops(query, query, few, few)
-    assert counted == flop_counter.sdpa_backward_flop_count(query, query, few, few)
-
-
 def test_attention_in_float32_has_no_sums_of_its_own():
     """The product of output and gradient is written out, and one number per query made of it."""
     inside = attention_inside(CARDS["t4"].gpu, 4, 300, 64, torch.float32)
@@ -145,14 +135,13 @@ def test_a_card_before_ampere_lacks_bfloat16():
 
 
 @pytest.mark.parametrize("name", kernels.VARIABLE_LENGTHS)
-def test_what_attention_to_a_row_s_own_tokens_allocates_and_computes(name):
+def test_what_attention_to_a_row_s_own_tokens_allocates(name):
     """Grouped queries are copied, and so are their results; partial sums of at most 4 blocks of 128 keys, by hand."""
     keys = torch.empty(16 * 512, 8, 128, dtype=torch.bfloat16, device=META)
     for heads, inside in ((8, 0), (32, 2 * 16 * 32 * 128 * 2 + 4 * 16 * 32 * (128 + 1) * 4)):
         query = torch.empty(16, heads, 128, dtype=torch.bfloat16, device=META)
         args = (query, keys, keys, None, None, 1, 512)
         assert kernels.inside(CARDS["h100"].gpu)[name](args, {}) == inside
-        assert kernels.FLOPS[name](args, {}) == 4 * 16 * heads * 128 * 512
     short = (*args[:6], 128)
     assert kernels.inside(CARDS["h100"].gpu)[name](short, {}) == 2 * 16 * 32 * 128 * 2, "one block has no partial sums"
     several = (*args[:5], 2, 512)
@@ -160,7 +149,7 @@ def test_what_attention_to_a_row_s_own_tokens_allocates_and_computes(name):
 
 
 @pytest.mark.parametrize(("kv_heads", "copied"), [(4, 0), (2, 2 * 70 * 4 * 40 * 2)])
-def test_what_the_gradient_of_sequences_of_different_lengths_allocates_and_computes(kv_heads, copied):
+def test_what_the_gradient_of_sequences_of_different_lengths_allocates(kv_heads, copied):
     """softmax_d and dq_accum in float32, with 128 places more for each of 3 sequences; heads of 40 numbers are 64."""
     sizes = ((30, 4), (70, kv_heads), (70, kv_heads))
     q, k, v = (torch.empty(*n, 40, dtype=torch.bfloat16, device=META, requires_grad=True) for n in sizes)
@@ -171,7 +160,3 @@ def test_what_the_gradient_of_sequences_of_different_lengths_allocates_and_compu
     peak = stand_in.peaks()["train"]
     (inside,) = (parts["kernels"] for name, parts in peak.by_operation.items() if "(inside)" in name)
     assert inside == rounded((30 + 3 * 128) * 4 * (1 + 64) * 4 + copied)
-    assert peak.work.flops == (4 + 10) * 4 * 40 * (5 * 5 + 5 * 15 + 20 * 50), "every query to the keys of its sequence"
-    unknown = (q, k, v, torch.zeros(4, device=META), torch.zeros(4, device=META), 20, 50)
-    count = kernels.FLOPS["aten::_flash_attention_forward"]
-    assert count(unknown, {}) == 4 * 30 * 4 * 40 * 50, "as many as the longest sequence has"

@@ -164,6 +164,8 @@ file = io.BytesIO()
 torch.save(net.state_dict(), file)
 file.seek(0)
 net.load_state_dict(torch.load(file))
+file.seek(0)
+assert all(value.is_cuda for value in torch.load(file).values())
 # a default device
 torch.set_default_device('cuda')
 assert torch.randn(2).is_cuda and torch.get_default_device().type == 'cuda'
@@ -195,6 +197,12 @@ IDIOMS_BY_NAME = dict(part.split("\n", 1) for part in IDIOMS.strip().removeprefi
 def test_what_plain_programs_do_is_followed(idiom):
     record = followed(IDIOMS_BY_NAME[idiom])
     assert record.refused is None and record.crashed is None and record.ended == "its end"
+
+
+def test_a_program_that_changes_its_weights_by_hand_has_steps_too():
+    lines = "while True:\n    net(x).sum().backward()\n    for p in net.parameters(): p.data.add_(p.grad, alpha=-1)"
+    record = followed(lines)
+    assert record.steps == 2 and record.ended == "2 optimizer steps"
 
 
 def test_a_compiled_model_is_labelled():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, with_config
 
@@ -24,10 +24,54 @@ Component = events.Component
 PeakPart = events.PeakPart
 Parts = events.Parts
 Event = events.Event
-Work = events.Work
-Peak = events.Peak
 Reserved = events.Reserved
-PredictedPhase = events.PredictedPhase
+
+
+@dataclass
+class Work:
+    """What the operations of a phase compute, move and launch; `+=` adds that of others."""
+
+    flops: int = 0  # all that the device computes
+    recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
+    moved: int = 0  # bytes that operations other than products read and write
+    launched: int = 0  # operations that launch at least one kernel
+
+    def __iadd__(self, other: "Work") -> Self:
+        self.flops += other.flops
+        self.recomputed += other.recomputed
+        self.moved += other.moved
+        self.launched += other.launched
+        return self
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(
+            self.flops - other.flops,
+            self.recomputed - other.recomputed,
+            self.moved - other.moved,
+            self.launched - other.launched,
+        )
+
+
+@dataclass
+class Peak(events.Peak):
+    """peakmem's peak of a phase, and the phase's work."""
+
+    work: Work = field(default_factory=Work)
+
+
+class PredictedPhase(NamedTuple):
+    """Bytes at the peak of one phase, and what they are; `work` is that of the whole phase.
+
+    `reserved_bytes` and `needed_bytes` are those of `Reserved`, guessed from the peak where the events could not be
+    aligned, and None where no card is used.
+    """
+
+    peak_bytes: int
+    components: Parts
+    paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
+    work: Work
+    reserved_bytes: int | None = None
+    needed_bytes: int | None = None
 
 
 class PredictionError(UserError):

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 
-from peakmem import cards, extrapolate
+from peakmem import cards
 from rlhf.files import JsonObject
 from rlhf.plan import cache, ranks
+from rlhf.plan.lines import extrapolate
 from rlhf.plan.phases import (
     ON_HOST,
     QUESTION_TYPE,

@@ -22,12 +22,12 @@ from bench.peaks import RealRuns, measure
 from peakmem import cards
 from peakmem.allocator import LARGE_SEGMENT
 from peakmem.device import KNOWN
-from peakmem.lines import at_depth
 from peakmem.replaying import replay
 from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.evaluation import policies as evaluation
 from rlhf.plan import predict as predicting
+from rlhf.plan.lines import at_depth
 from rlhf.plan.phases import (
     STAGE_ANSWER,
     WHOLE,

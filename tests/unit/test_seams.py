@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from bench.peaks import alone
-from peakmem.tracker import Tracker
 from rlhf.plan.phases import PHASES
 from rlhf.plan.rehearsal import seams
 from rlhf.plan.rehearsal.meta_runs import Rehearsals
+from rlhf.plan.rehearsal.work import Counting
 from tests.helpers import run_stages
 from tests.invariants.tiny import VOCAB, tiny
 
@@ -90,11 +90,11 @@ def test_further_minibatches_take_no_more_memory(tmp_path):
     """
     loaded = tiny(2, ppo__steps=2, ppo__num_mini_batches=4, ppo__num_ppo_epochs=2, ppo__per_device_train_batch_size=2)
     run_stages(loaded, tmp_path, "sft", "rm")
-    with alone(), Tracker("cpu", PHASES, VOCAB) as tracker:
+    with alone(), Counting("cpu", PHASES, VOCAB) as tracker:
         run_stages(loaded, tmp_path, "ppo")
     with seams.with_seams():
         rehearsed = Rehearsals(None)(loaded, "ppo")
-    real = tracker.peaks()
+    real = tracker.worked_peaks()
     assert real["update"].work.launched > 3 * rehearsed["update"].work.launched
     for phase, close in (("rollout", 0.01), ("score", 0.005), ("update", 0.005)):
         assert rehearsed[phase].bytes == pytest.approx(real[phase].bytes, rel=close), phase

@@ -4,17 +4,18 @@ from typing import Any
 
 import torch
 
-from peakmem import StandIn, cards
+from peakmem import cards
 from rlhf.plan.phases import PHASES
 from rlhf.plan.rehearsal.paths import patches
+from rlhf.plan.rehearsal.work import CountingStandIn
 from rlhf.recipe import Recipe
 
 META = torch.device("meta")  # of tensors on it
 
 
-def stand_in_of(recipe: Recipe) -> StandIn:
+def stand_in_of(recipe: Recipe) -> CountingStandIn:
     """Return the device that is stood in for where this recipe, which has an architecture, is rehearsed."""
-    return StandIn(**arguments(recipe))
+    return CountingStandIn(**arguments(recipe))
 
 
 def arguments(recipe: Recipe) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from peakmem import NotPredicted, StandIn, cards, deepen, events, highest_at_depth, replay
+from peakmem import NotPredicted, cards, deepen, events, highest_at_depth, replay
 from rlhf.plan.phases import DEPTHS, ON_HOST, Event, Peak, RehearsedStage, Reserved
 from rlhf.plan.rehearsal.short_runs import ShortRun, ShortRuns, StageFn
 from rlhf.process.cuda import EMPTIED_EVERY
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
+
+if TYPE_CHECKING:
+    from rlhf.plan.rehearsal.work import CountingStandIn
 
 
 class Rehearsals(ShortRuns[Peak]):
@@ -28,7 +32,7 @@ class Rehearsals(ShortRuns[Peak]):
         with self._device(recipe) as stand_in:
             run_stage(META)
         self.events, self.components = stand_in.events(), stand_in.components()
-        return stand_in.peaks()
+        return stand_in.worked_peaks()
 
     def make_parents(self, changed: PinnedRecipe, stages: Sequence[StageName], folder: Path) -> None:
         """Write adapters of the recipe's shape."""
@@ -37,7 +41,7 @@ class Rehearsals(ShortRuns[Peak]):
         with self._device(changed.recipe):
             write_adapters(ShortRun(folder, changed, stages[0]), stages)
 
-    def _device(self, recipe: Recipe) -> StandIn:
+    def _device(self, recipe: Recipe) -> "CountingStandIn":
         from rlhf.plan.rehearsal.device import stand_in_of  # imports torch
 
         return stand_in_of(recipe)

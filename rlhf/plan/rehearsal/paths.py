@@ -10,13 +10,16 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils import checkpoint
 
-from peakmem import StandIn, events
+from peakmem import events
+from peakmem.patches.replacing import Replaced
 from rlhf.models import matmul, random_base
 from rlhf.models.lean import fused_linear, layouts, packed, trunk
 from rlhf.models.lean.growing import JoinedPrompts
 from rlhf.plan.phases import PHASES_OF_A_STEP, REHEARSED_STEPS
 from rlhf.plan.rehearsal import passes
+from rlhf.plan.rehearsal.work import CountingStandIn
 from rlhf.rollout import decoding, engine, library_decoding
 from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.decoding import Decoding
@@ -27,10 +30,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
+def patches(stand_in: CountingStandIn) -> Iterator[passes.Patch]:
     """Yield context managers that put right what would go another way on `meta`."""
     patch = mock.patch.object
     yield from passes.patches(stand_in)
+    yield patch(checkpoint, "_recomputation_hook", _counted_hook(stand_in, checkpoint._recomputation_hook))
+    # The backward pass of TRL's fused head makes the logits again.
+    again = "trl.kernels.chunked_logprob:ChunkedLogProbFunction.backward"
+    yield Replaced(again, lambda backward: staticmethod(_recomputing(stand_in, backward)))
     for setting in (
         decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
         library_decoding.WINDOW_BY_DEVICE,
@@ -59,7 +66,7 @@ def patches(stand_in: StandIn) -> Iterator[passes.Patch]:
             yield patch(Decoding, "deliver", _without_graph(stand_in))
 
 
-def _last_step_alone(stand_in: StandIn) -> Callable[..., None]:
+def _last_step_alone(stand_in: CountingStandIn) -> Callable[..., None]:
     """Return what a loop calls after each step; of the work of steps it keeps that of the last one.
 
     The first step also does what a stage does once: it makes optimizer states, gradients and tables that stay.
@@ -77,7 +84,7 @@ def _rms_norm_and_scale(x: Tensor, shape: list[int], weight: Tensor, eps: float)
     return x * weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
-def _labelled_cache(stand_in: StandIn) -> Callable[..., None]:
+def _labelled_cache(stand_in: CountingStandIn) -> Callable[..., None]:
     original = CacheLayer.lazy_initialization
 
     def lazy_initialization(self: CacheLayer, keys: Tensor, values: Tensor) -> None:
@@ -97,7 +104,7 @@ def _longest_responses(lengths: Callable[[Tensor, int], Tensor]) -> Callable[[Te
     return longest
 
 
-def _labelled_joined(stand_in: StandIn) -> Callable[..., None]:
+def _labelled_joined(stand_in: CountingStandIn) -> Callable[..., None]:
     original = JoinedPrompts.store
 
     def store(self: JoinedPrompts, number: int, heads: Tensor, first: int) -> None:
@@ -107,7 +114,7 @@ def _labelled_joined(stand_in: StandIn) -> Callable[..., None]:
     return store
 
 
-def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
+def _labelled_growth(stand_in: CountingStandIn) -> Callable[..., None]:
     original = TrunkDecoding.__init__
 
     def init(self: TrunkDecoding, *arguments: Any) -> None:
@@ -118,7 +125,7 @@ def _labelled_growth(stand_in: StandIn) -> Callable[..., None]:
     return init
 
 
-def _captured(stand_in: StandIn) -> Callable[..., None]:
+def _captured(stand_in: CountingStandIn) -> Callable[..., None]:
     """Return a decoding step that marks the second of two as captured, as most steps of a long response are."""
     original = Decoding.advance
     steps: weakref.WeakKeyDictionary[Decoding, int] = weakref.WeakKeyDictionary()
@@ -135,7 +142,7 @@ def _captured(stand_in: StandIn) -> Callable[..., None]:
     return advance
 
 
-def _without_graph(stand_in: StandIn) -> Callable[..., None]:
+def _without_graph(stand_in: CountingStandIn) -> Callable[..., None]:
     original = Decoding.deliver
 
     def deliver(self: Decoding) -> None:
@@ -145,9 +152,35 @@ def _without_graph(stand_in: StandIn) -> Callable[..., None]:
     return deliver
 
 
-def _untracked(stand_in: StandIn, function: Callable[P, R]) -> Callable[P, R]:
+def _untracked(stand_in: CountingStandIn, function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with stand_in.paused():
             return function(*args, **kwargs)
+
+    return call
+
+
+def _counted_hook(stand_in: CountingStandIn, hook: Any) -> Any:
+    """Return the block in which checkpointing runs a forward pass again, whose operations count as recomputed."""
+
+    class Hook(hook):  # type: ignore[misc]  # torch makes the class, so that nothing is known of it here
+        def __enter__(self) -> Any:
+            stand_in.recomputing += 1
+            return super().__enter__()
+
+        def __exit__(self, *problem: Any) -> Any:
+            stand_in.recomputing -= 1
+            return super().__exit__(*problem)
+
+    return Hook
+
+
+def _recomputing(stand_in: CountingStandIn, function: Callable[P, R]) -> Callable[P, R]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        stand_in.recomputing += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            stand_in.recomputing -= 1
 
     return call

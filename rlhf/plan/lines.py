@@ -8,7 +8,8 @@ can be too low. peakmem/depth.py repeats a layer's events, which finds that peak
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 
-from peakmem.events import COMPONENTS, DEPTHS, WHOLE, WORKSPACE, Parts, Peak, PredictedPhase, Work
+from peakmem.events import COMPONENTS
+from rlhf.plan.phases import DEPTHS, WHOLE, WORKSPACE, Parts, Peak, PredictedPhase, Work
 
 
 def extrapolate(
