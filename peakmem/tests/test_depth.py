@@ -166,7 +166,7 @@ def hybrid(layers: int) -> list[Event]:
 @pytest.mark.parametrize(("layers", "depths"), [(24, (8, 16)), (32, (8, 16)), (20, (4, 12)), (28, (4, 12))])
 def test_layers_of_several_kinds_repeat_in_periods(layers, depths):
     assert Stack("Layer", layers, 4).depths == depths
-    assert deepen(*map(hybrid, depths), layers, depths).events == hybrid(layers)
+    assert deepen(hybrid(depths[0]), hybrid(depths[1]), layers, depths).events == hybrid(layers)
 
 
 def test_phases_that_differ_are_an_error():
