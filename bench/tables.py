@@ -14,10 +14,14 @@ import click
 
 from bench import records
 from bench.records import RECIPES, RESULTS, ROOT, device_text, read
-from rlhf.plan import side_by_side
+from rlhf import recipe as recipes
+from rlhf.plan import prediction_file, side_by_side
+from rlhf.plan.phases import ON_HOST
+from rlhf.plan.predict import PREDICTED_STAGES
 from rlhf.run import reader
 from rlhf.run.layout import METRICS, SAMPLES
 from rlhf.run.outcomes import Reproduction
+from rlhf.terminal.wording import gb
 
 BLOCK = re.compile(r"(<!-- (?P<name>[^/].*?) -->\n)(?P<table>.*?)(<!-- /(?P=name) -->)", re.S)
 SECTIONS = {  # of results/README.md: kinds of records, and what they claim
@@ -209,11 +213,27 @@ def held_out(lines: list[dict[str, Any]]) -> list[tuple[int, float]]:
     return [(step, share) for step, share in shares if share is not None]
 
 
+# -- predictions -------------------------------------------------------------------------------------------------------
+
+
+def peaks() -> str:
+    """Return the pinned peak of each stage of every recipe for a card, in GB; "–" where a recipe has no such stage."""
+    pinned = {f"{d.parent.name} {d.name}": prediction_file.read(d) for d in recipes.available(RECIPES)}
+    found = {name: content.stages for name, content in pinned.items() if content}
+    stages = [s for s in PREDICTED_STAGES if s not in ON_HOST and any(s in of_recipe for of_recipe in found.values())]
+    rows = []
+    for name, of_recipe in found.items():
+        highest = {stage: max(sum(p.values()) for p in phases.values()) for stage, phases in of_recipe.items()}
+        rows.append((name, *(gb(highest[stage], 1) if stage in highest else "–" for stage in stages)))
+    return markdown(("recipe", *stages), *rows)
+
+
 # -- the pages ---------------------------------------------------------------------------------------------------------
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "guides": lambda: side_by_side.markdown(side_by_side.lines(RECIPES, RESULTS), ROOT) + "\n",
     "sums": sums,
+    "peaks": peaks,
 }
 
 
