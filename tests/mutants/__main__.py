@@ -28,7 +28,7 @@ def main() -> None:
     chosen = [m for m in MUTANTS if not options.words or any(word in m.name for word in options.words)]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         root = copied(Path(folder))
-        broken = [test for test in dict.fromkeys(m.test for m in chosen) if failure(root, [test]) is not None]
+        broken = failures(root, [*dict.fromkeys(mutant.test for mutant in chosen)])
         survived = [mutant.name for mutant in chosen if not found(root, mutant, options.suite)]
     for test in broken:
         print(f"fails without a fault: {test}")
@@ -52,9 +52,9 @@ def copied(folder: Path) -> Path:
 def found(root: Path, mutant: Mutant, suite: bool) -> bool:
     """Make a fault in the tree, and return whether the tests find it; a line says so."""
     with made(root, mutant):
-        failed = failure(root, [] if suite else [mutant.test])
-    print(f"{'killed' if failed else 'SURVIVED':8}  {mutant.name}: {failed or mutant.test}", flush=True)
-    return failed is not None
+        failed = failures(root, ["-x", *([] if suite else [mutant.test])])
+    print(f"{'killed' if failed else 'SURVIVED':8}  {mutant.name}: {next(iter(failed), mutant.test)}", flush=True)
+    return bool(failed)
 
 
 @contextmanager
@@ -76,17 +76,14 @@ def files(room: Path) -> Iterable[Path]:
     return sorted(room.rglob("*.py")) if room.is_dir() else [room]
 
 
-def failure(root: Path, tests: list[str]) -> str | None:
-    """Return the first test that fails in the tree; None where all pass. Ends the program where nothing runs."""
-    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", *tests]
+def failures(root: Path, tests: list[str]) -> list[str]:
+    """Return the tests that fail in the tree. Ends the program where pytest runs none."""
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, 1):
         sys.exit(f"pytest {' '.join(tests)} ended with {done.returncode}:\n{done.stdout[-2000:]}")
-    lines = done.stdout.splitlines()
-    return next((line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR "))), "") or (
-        None if done.returncode == 0 else "pytest"
-    )
+    return [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
 
 
 if __name__ == "__main__":
