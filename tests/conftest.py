@@ -1,4 +1,4 @@
-"""What every test needs: the order of files, skipped GPU tests, shared processes and a trained chain."""
+"""What every test needs: skipped GPU tests, shared processes and chains that are trained once."""
 
 import gc
 import os
@@ -27,36 +27,6 @@ from tests.helpers import VLLM, beside, run_stages, small
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
-
-
-# Files that take longest, in this order: begun first, none of them runs alone at the end.
-LONGEST = (
-    "test_pinned_peaks.py",
-    "test_two_processes.py",
-    "test_chain_of_types.py",
-    "test_prediction.py",
-    "test_watch.py",
-    "test_kill.py",
-    "test_planted_losses.py",
-    "test_own_data.py",
-    "test_chain.py",
-    "test_plan.py",
-    "test_fetch.py",
-    "test_groups.py",
-    "test_new.py",
-    "test_local_base.py",
-    "test_two_sides.py",
-    "test_wheel.py",
-    "test_stopped_stages.py",
-    "test_checkpoint_choice.py",
-    "test_start_at_base.py",
-)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first; the order within a file stays."""
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,71 +1,98 @@
-"""`rlhf sample`: answers to prompts of one's own, as an evaluation samples and scores them."""
+"""`rlhf sample` and `rlhf chat`: answers as an evaluation samples and scores them."""
 
+import io
 import json
+import sys
 
 import pytest
 
-from rlhf.evaluation import own_prompts
-from tests.helpers import RECIPE, beside, rlhf, run_stages, small
+from rlhf.cli.chat import talk
+from rlhf.rollout import speaker as chat
+from rlhf.terminal import harmless
+from tests.helpers import rlhf, small
 from tests.lines import read_intact_lines
 
 
 @pytest.fixture(scope="module")
-def run(trained, tmp_path_factory):
-    out = beside(trained, tmp_path_factory.mktemp("sample"), "pretrain", "sft", "rm")
-    run_stages(small(evaluate__num_samples=2, evaluate__max_samples=4, ppo__steps=2), out, "ppo", "evaluate")
-    return out / RECIPE.parent.name / RECIPE.name
+def run(chain):
+    return chain / "cpu-tiny/v1"
 
 
-@pytest.fixture(scope="module")
-def heldout(run, tmp_path_factory):
-    """What the evaluation has sampled, and its prompts as a file."""
+def test_the_answers_are_those_of_the_evaluation(run, monkeypatch, capsys, tmp_path):
     rows = read_intact_lines(run / "evaluate/samples.jsonl")
-    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    prompts = dict.fromkeys(row["prompt"] for row in rows)
-    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    return rows, file
-
-
-def test_the_answers_are_those_of_the_evaluation(run, heldout, monkeypatch, capsys, tmp_path):
-    rows, file = heldout
-    options = ("--n", 2, "--to", tmp_path / "answers.jsonl", "--page", tmp_path / "page.html")
-    code, out, err = rlhf(monkeypatch, capsys, "sample", run, "--prompts", file, *options)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in rows))
+    options = ("--to", tmp_path / "answers.jsonl", "--page", tmp_path / "page.html")
+    code, _, err = rlhf(monkeypatch, capsys, "sample", run, "--prompts", file, *options)
     assert code == 0, err
-    ours = read_intact_lines(tmp_path / "answers.jsonl")
-    for row in rows:
-        for policy in ("base", "sft", "ppo"):
-            row[policy].pop("true_reward")
-    assert ours == rows
-    assert out.count("Person:") == len(rows) / 2
-    page = (tmp_path / "page.html").read_text()
-    assert page.count('class="sample"') == len(rows) / 2 and page.count(f"{rows[-1]['ppo']['score']:.3f}") >= 1
-
-
-def test_prompts_are_lines_of_a_text_or_rows_of_data(run, monkeypatch, capsys, tmp_path):
-    """Each once; one that repeats another is counted, and so is one that is cut."""
-    text, data = tmp_path / "p.txt", tmp_path / "p.jsonl"
-    text.write_text(f"Hi, you; there?\n\n  two {'words ' * 300}\nHi, you; there?\n")
-    data.write_text('{"prompt": "Hi, you; there?", "chosen": "a", "rejected": "b"}\n')
-    assert own_prompts.read(text).prompts[:1] == own_prompts.read(data).prompts
-    code, out, err = rlhf(monkeypatch, capsys, "sample", run, "--prompts", text, "--stages", "sft,base", "--tokens", 2)
-    assert (code, out.count("Person:")) == (0, 2) and "ppo" not in out and out.index("base") < out.index("sft")
-    cut = "1 prompt cut to the last 192 tokens (evaluate.max_prompt_length)"
-    assert err == f"{text}: 1 repeated prompt left out\n{cut}\n"
+    policies = ("base", "sft", "ppo", "dpo")
+    expected = [[row[policy]["response"] for policy in policies] for row in rows]
+    answers = read_intact_lines(tmp_path / "answers.jsonl")
+    assert [[row[policy]["response"] for policy in policies] for row in answers] == expected
+    assert all(a["ppo"]["score"] == b["ppo"]["score"] for a, b in zip(answers, rows, strict=True))
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize(
-    ("content", "options", "message"),
+    ("content", "options", "named"),
     [
-        ("\n \n", (), "p.txt: no prompts; write one on each line"),
-        ("one", ("--stages", "ppo dop"), "'dop' is none of base, sft, ppo"),
-        ("one", ("--stages", "dpo"), "dpo has not been run"),
-        ("one", ("--page", "p.txt"), "p.txt is the same file as p.txt, which is read"),
-        ("one", ("--page", "x.jsonl", "--to", "x.jsonl"), "--to and --page name the same file"),
-        ("one", ("--n", "0"), "0 is not in the range"),
+        ("\n \n", (), "p.txt"),
+        ("one", ("--stages", "ppo dop"), "dop"),
+        ("one", ("--page", "p.txt"), "p.txt"),
+        ("one", ("--page", "x.jsonl", "--to", "x.jsonl"), "--to"),
+        ("one", ("--n", "0"), "--n"),
     ],
 )
-def test_what_cannot_be_sampled_is_refused(run, monkeypatch, capsys, tmp_path, content, options, message):
+def test_what_cannot_be_sampled_is_refused(run, monkeypatch, capsys, tmp_path, content, options, named):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.txt").write_text(content)
     code, _, err = rlhf(monkeypatch, capsys, "sample", run, "--prompts", "p.txt", *options)
-    assert code and message in err and len(err.splitlines()) == 1
+    assert code and named in err and len(err.splitlines()) == 1
+
+
+def test_chat_gives_the_likeliest_answer_of_a_sample(run, monkeypatch, capsys, tmp_path):
+    (tmp_path / "p.txt").write_text("hello there\n")
+    likeliest = ("--temperature", "0", "--tokens", "9")
+    options = ("--stages", "ppo", "--to", tmp_path / "a.jsonl", *likeliest)
+    code, _, err = rlhf(monkeypatch, capsys, "sample", run, "--prompts", tmp_path / "p.txt", *options)
+    assert code == 0, err
+    (row,) = read_intact_lines(tmp_path / "a.jsonl")
+    for stage in ("ppo", "merge"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("hello there\n"))
+        code, out, err = rlhf(monkeypatch, capsys, "chat", run / stage, "--stage", stage, *likeliest)
+        assert (code, out.strip()) == (0, row["ppo"]["response"].strip()), err
+
+
+def test_without_a_stage_the_first_policy_of_the_recipe_answers():
+    assert chat.first_policy(small().recipe) == "ppo"
+    assert chat.first_policy(small(rm=None, ppo=None, merge__stage="dpo").recipe) == "dpo"
+    assert chat.first_policy(small(rm=None, ppo=None, dpo=None, merge=None).recipe) == "sft"
+
+
+def test_a_conversation_is_remembered_until_it_is_not(capsys):
+    asked: list[list[str]] = []
+
+    class Parrot(chat.Speaker):
+        def __init__(self):
+            pass
+
+        def answer(self, messages, temperature, tokens):
+            asked.append([m.content for m in messages])
+            yield from (" ", "as ", "you say")
+
+    talk(Parrot(), ["one\n", "\n", "two\n", "/new\n", "three\n", "/quit\n", "four\n"], 1.0, 8)
+    assert asked == [["one"], ["one", "as you say", "two"], ["three"]]
+    assert "as you say\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ünïcode 😀\n\ttab", "plain ünïcode 😀\n\ttab"),
+        ("\x1b]0;title\x07\x1b[31mred", "]0;title[31mred"),
+        ("a\x00b\x08c\x7fd\x9be", "abcde"),
+        ("left \u202eright", "left right"),
+    ],
+)
+def test_control_characters_do_not_reach_the_terminal(text, shown):
+    assert harmless(text) == shown

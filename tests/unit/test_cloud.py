@@ -33,7 +33,7 @@ def test_a_slurm_job_stops_its_stage_and_is_queued_again(tmp_path):
     options: dict[str, Any] = {"stderr": subprocess.PIPE, "start_new_session": True, "preexec_fn": listens}
     job = subprocess.Popen(command, env=environment, **options)
     log = tmp_path / "log"
-    wait_until(lambda: log.exists() and log.read_text() == "started\n", "the stage does not start")
+    wait_until(lambda: log.exists() and log.read_text() == "started\n")
     began = time.monotonic()
     job.send_signal(signal.SIGINT)
     assert job.wait(timeout=30) == 0

@@ -79,7 +79,7 @@ def script(body: str, *signals: int) -> tuple[int, str, float]:
     began = time.monotonic()
     for number in signals:
         process.send_signal(number)
-        wait_until(partial(has_taken, process, number), "the signal is not taken")
+        wait_until(partial(has_taken, process, number))
     try:
         _, err = process.communicate(timeout=60)
     finally:
