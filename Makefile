@@ -88,7 +88,7 @@ budgets: $(ready) #- fail if predicted memory, operations or launches are not as
 tables: $(ready) #- write results/README.md, recipes/README.md and the tables of docs/ that say what the code says
 	$(python) -m bench.tables
 $(TESTS): $(ready) #- run the tests of every commit, or the slow ones (ARGS="FILE ...")
-	$(python) -m pytest -n auto --dist loadfile -m '$(if $(filter %slow,$@),,not )slow' $(ARGS)
+	$(python) -m pytest -n auto --dist loadfile --no-loadscope-reorder -m '$(if $(filter %slow,$@),,not )slow' $(ARGS)
 mutants digests test-vllm: $(ready) #- plant faults that tests must find; compare results bit by bit; sample with vLLM
 	$(python) -m tests.$(@:test-%=%) $(ARGS)
 test-image: $(ready) #- build the image for a CPU (CUDA=1: a GPU) and train in it
