@@ -249,7 +249,7 @@ def test_a_signal_ends_a_chain_in_one_line(tmp_path):
         assert running.poll() is None
         time.sleep(0.05)
     running.terminate()
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate()
     (line,) = [line for line in err.splitlines() if "stopped" in line]
     assert running.returncode == 143
     assert line.startswith(f"stopped by SIGTERM; {checkpoints}/step-") and " with --resume" in line

@@ -81,7 +81,7 @@ def script(body: str, *signals: int) -> tuple[int, str, float]:
         process.send_signal(number)
         wait_until(partial(has_taken, process, number))
     try:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate()
     finally:
         process.kill()
     return process.returncode, err, time.monotonic() - began
@@ -150,7 +150,7 @@ def test_a_signal_that_a_terminal_sends_to_both_is_not_sent_to_the_child_again()
     )
     assert not_none(process.stdout).readline() == "ready\n"
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert err == "child: files are closed\nchild: stopped\nparent: stopped\n"
 
 
