@@ -280,6 +280,21 @@ def test_the_reference_of_dpo_is_sft_and_its_policy_starts_there(trained, tokeni
     }
 
 
+@pytest.mark.parametrize("stage", ["rm", "dpo"])
+def test_of_a_pair_the_chosen_answer_is_the_one_that_is_learned(trained, tokenizer, tmp_path, stage):
+    rows = built(stage, small(), beside(trained, tmp_path, "pretrain", "sft"))
+    sides = [(row["chosen"], row["rejected"]) for row in read_intact_lines(next((trained / ROOT).rglob("pairs.jsonl")))]
+    found = [
+        tuple(
+            tokenizer.hf.decode([*row.get("prompt_ids", []), *row[f"{side}_ids"]], skip_special_tokens=True)
+            for side in ("chosen", "rejected")
+        )
+        for row in rows.train_dataset
+    ]
+    assert len({*found} & {*sides}) > len(found) / 2 > 20
+    assert not {*found} & {side[::-1] for side in sides}
+
+
 def moved(trainer: Any) -> Any:
     """The trainer with what it trains away from its start, where policy and reference are one."""
     with torch.no_grad():

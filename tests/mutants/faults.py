@@ -135,7 +135,14 @@ MUTANTS = (
         "rlhf/stages/dpo.py",
         '"chosen_ids": chosen.response, "rejected_ids": rejected.response',
         '"chosen_ids": rejected.response, "rejected_ids": chosen.response',
-        "tests/invariants/test_stages.py::test_the_reference_of_dpo_is_sft_and_its_policy_starts_there",
+        "tests/invariants/test_stages.py::test_of_a_pair_the_chosen_answer_is_the_one_that_is_learned",
+    ),
+    Mutant(
+        "a reward model learns the rejected answer",
+        "rlhf/stages/rm.py",
+        "(side.prompt + side.response for side in pair)",
+        "(side.prompt + side.response for side in pair[::-1])",
+        "tests/invariants/test_stages.py::test_of_a_pair_the_chosen_answer_is_the_one_that_is_learned",
     ),
     Mutant(
         "rewards of answers without the reference",
