@@ -28,7 +28,8 @@ from rlhf.data.split import is_heldout
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.evaluation import policies as evaluation
-from rlhf.models.loading import load_tokenizer
+from rlhf.models.loading import load_base, load_tokenizer
+from rlhf.models.shared_base import SharedBase
 from rlhf.process import distributed
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.schema import Dpo
@@ -38,6 +39,7 @@ from rlhf.run.directory import StageRun
 from rlhf.stages import kto
 from rlhf.stages.online import role_passes, session
 from rlhf.stages.online.train_state import TrainState
+from rlhf.stages.supervised.policy import log_ratios
 from tests.helpers import beside, content_of, grouped, noted, run_stages, small, undefined_metrics
 from tests.lines import read_intact_lines
 
@@ -293,6 +295,15 @@ def test_of_a_pair_the_chosen_answer_is_the_one_that_is_learned(trained, tokeniz
     ]
     assert len({*found} & {*sides}) > len(found) / 2 > 20
     assert not {*found} & {side[::-1] for side in sides}
+
+
+def test_an_answer_s_log_ratio_is_that_to_the_reference(trained, tokenizer):
+    """As long as the policy has learned nothing, it is 0."""
+    base = load_base(StageRun(trained, small(), "dpo").base, torch.device("cpu"))
+    sft_adapter = trained / ROOT / "sft"
+    rows = [tokenize.Encoded([5, 6, 7], [8, 9, tokenizer.eos_id]), tokenize.Encoded([5, 6], [30, 31, 32, 33])]
+    shared = SharedBase(base, {"policy": sft_adapter, "reference": sft_adapter})
+    assert log_ratios(shared, tokenizer, rows, 1).tolist() == pytest.approx([0, 0], abs=1e-5)
 
 
 def moved(trainer: Any) -> Any:

@@ -149,7 +149,7 @@ MUTANTS = (
         "rlhf/stages",
         'return logprobs("policy") - logprobs("reference")',
         'return logprobs("policy")',
-        "tests/oracle/test_kto.py::test_every_step_and_validation_has_the_loss_of_the_paper",
+        "tests/invariants/test_stages.py::test_an_answer_s_log_ratio_is_that_to_the_reference",
     ),
     # -- models and sampling -------------------------------------------------------------------------------------------
     Mutant(
