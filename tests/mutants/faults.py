@@ -171,7 +171,7 @@ MUTANTS = (
         "rlhf/models",
         "temperature / logit_scale(base.config)",
         "1.0 / logit_scale(base.config)",
-        "tests/invariants/test_ppo.py::test_samples_follow_the_distribution_that_training_assumes",
+        "tests/oracle/test_ppo_step.py::test_a_step_is_what_the_paper_writes",
     ),
     Mutant(
         "an adapter without its scale",
