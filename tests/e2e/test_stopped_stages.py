@@ -71,8 +71,11 @@ class OutOfMemoryError(RuntimeError):
 def test_memory_and_disks_that_run_out_are_one_line(command, trained, tmp_path, monkeypatch, error, named):
     out = beside(trained, tmp_path, "pretrain")
 
+    def save(folder: Path) -> None:
+        (folder / "state").write_text("as it was")
+
     def fails(run: StageRun, *_: object) -> None:
-        run.save_checkpoint(4, lambda folder: (folder / "state").write_text("as it was"))
+        run.save_checkpoint(4, save)
         raise error
 
     monkeypatch.setattr(importlib.import_module("rlhf.stages.sft"), "run_stage", fails)
