@@ -190,8 +190,8 @@ MUTANTS = (
     Mutant(
         "a batch of prompts draws the numbers of the first",
         "rlhf/rollout",
-        "partial(new_decoding, batch, uniforms[rows],",
-        "partial(new_decoding, batch, uniforms[: len(rows)],",
+        "uniforms[rows], sampling, tokenizer",
+        "uniforms[: len(rows)], sampling, tokenizer",
         "tests/invariants/test_rollout.py::test_a_response_does_not_depend_on_its_neighbours",
     ),
     # -- resuming ------------------------------------------------------------------------------------------------------
