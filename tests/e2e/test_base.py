@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf import recipe
 from rlhf.errors import UserError
@@ -198,6 +199,26 @@ def test_an_adapter_of_any_size_is_merged_in_bfloat16_and_one_that_is_lost_is_re
     found = run_stages(loaded, tmp_path, "merge")["metrics"]
     assert 0 <= found["kl_of_merging"] <= max(0.1 * found["adapter_effect"], 1e-2)
     assert found["top1_agreement"] > 0.9
+
+
+def test_a_four_bit_base_is_merged_as_published(trained, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    tokenizer = AutoTokenizer.from_pretrained(trained / ROOT / "pretrain/model")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    changes = {"model__name": str(tmp_path / "base"), "model__quantization": "nf4"}
+    loaded = pretrained(trained, tmp_path, **changes, merge__stage="sft")
+    run_stages(loaded, tmp_path, "sft", "merge")
+    name = "model.layers.0.self_attn.q_proj"
+    merged = load_file(tmp_path / ROOT / "merge/model/model.safetensors")
+    adapter, lora = weights(tmp_path, "sft"), loaded.recipe.lora
+    down, up = (adapter[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
+    expected = model.state_dict()[f"{name}.weight"] + lora.lora_alpha / lora.r * up @ down
+    torch.testing.assert_close(merged[f"{name}.weight"], expected)
 
 
 # -- without SFT -------------------------------------------------------------------------------------------------------
