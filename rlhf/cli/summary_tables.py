@@ -6,7 +6,6 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from rlhf.observe import watch
 from rlhf.recipe import published
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.released import difference
@@ -52,9 +51,8 @@ def summary_table(summary: Summary) -> None:
         style = {"good": "green", "bad": "red"}.get(one.kind, "")
         text = f"{one.title}: {one.name} {number(one.start)} → {number(one.end)}, {one.in_words()}"
         screen.OUT.print(text, style=style)
-    gain = next((one for one in gains if one.stage == summary.stage), None)
-    if findings := [name for name in summary.findings or () if not watch.refuted(name, gain)]:
-        screen.OUT.print(f"findings: {', '.join(findings)} (findings.jsonl has settings to try)")
+    if summary.findings:
+        screen.OUT.print(f"findings: {', '.join(summary.findings)} (findings.jsonl says what to try)")
 
 
 def targets_table(summaries: Sequence[Summary], price: float | None = None) -> None:

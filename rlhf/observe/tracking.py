@@ -1,10 +1,8 @@
-"""Metrics sent to TensorBoard, Trackio or W&B on request."""
+"""Metrics sent to TensorBoard, Trackio or W&B on request, by accelerate's trackers."""
 
-import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,77 +24,42 @@ def check(report_to: Sequence[str]) -> None:
 
 @contextmanager
 def trackers(
-    report_to: Sequence[str],
-    folder: Path,
-    project: str,
-    name: str,
-    config: Mapping[str, object],
-    first_step: int | None = None,
+    report_to: Sequence[str], folder: Path, project: str, name: str, first_step: int | None = None
 ) -> Iterator[list[Log]]:
-    """Open each tracker for one stage. Yields functions (step, values).
+    """Open each tracker for one stage. Yields functions (step, values); one that fails is said once, and sends no more.
 
     `project` and `name` are those of the run in W&B and Trackio. `first_step`: where a resumed run goes on; TensorBoard
-    then hides what earlier files have from that step on. TensorBoard and W&B write their files into `folder`, Trackio
-    into its own store in HF_HOME. Raises UserError if a tracker does not start, for example W&B without a key.
+    then hides what earlier files have from that step on. Raises UserError if a tracker does not start.
     """
-    logs: list[Log] = []
-    with ExitStack() as started:  # closes those that have started, also if another does not start or close
-        for service in report_to:
-            # wandb and trackio share these three functions
-            tensorboard = service == "tensorboard"
-            tracker = _TensorBoard(folder, first_step) if tensorboard else importlib.import_module(service)
-            directory = {"dir": str(folder)} if service == "wandb" else {}  # the working directory may be read-only
-            try:
-                tracker.init(project=project, name=name, config=dict(config), **directory)
-            except Exception as error:  # each service has its own errors
-                raise UserError(f"--report-to {service}: {message_of(error)}") from error
-            started.push(partial(_finish, tracker, service))
-            logs.append(_Sender(tracker, service))
-        yield logs
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # imports torch
 
-
-class _TensorBoard:
-    """TensorBoard's writer with the functions of the other trackers."""
-
-    def __init__(self, folder: Path, first_step: int | None):
-        self.folder, self.first_step = folder / "tensorboard", first_step
-
-    def init(self, **_: object) -> None:
-        """Open the writer."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(self.folder), purge_step=self.first_step)
-        say(f"tensorboard: metrics go to {self.folder}")
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write a row."""
-        for key, value in values.items():
-            self.writer.add_scalar(key, value, step)
-
-    def finish(self) -> None:
-        """Close the writer."""
-        self.writer.close()
-
-
-def _finish(tracker: Any, name: str, error: type[BaseException] | None, *_: object) -> None:
-    """Close a tracker. W&B is told of an error, or it would list the run as finished."""
+    options: dict[str, dict[str, Any]] = {
+        "tensorboard": {"run_name": "tensorboard", "logging_dir": folder, "purge_step": first_step},
+        "trackio": {"run_name": project, "name": name},
+        "wandb": {"run_name": project, "name": name, "dir": str(folder)},  # the working directory may be read-only
+    }
+    opened: dict[str, Any] = {}
     try:
-        tracker.finish(**({"exit_code": 1} if error and name == "wandb" else {}))
-    except Exception as problem:  # the stage's own files are complete
-        say(f"{name} could not be closed: {message_of(problem)}")
+        for service in report_to:
+            opened[service] = LOGGER_TYPE_TO_CLASS[service](**options[service])
+            try:
+                opened[service].start()
+            except Exception as error:  # each service has its own errors
+                del opened[service]
+                raise UserError(f"--report-to {service}: {message_of(error)}") from error
 
+        def log(step: int, values: Mapping[str, float]) -> None:
+            for service, tracker in [*opened.items()]:
+                try:
+                    tracker.log(dict(values), step=step)
+                except Exception as problem:  # a tracker must not end a run
+                    del opened[service]
+                    say(f"{service} gets no more metrics: {message_of(problem)}")
 
-class _Sender:
-    """Sends rows to a tracker. After an error it sends no more: a tracker must not end a run."""
-
-    def __init__(self, tracker: Any, name: str):
-        self.tracker, self.name, self.failed = tracker, name, False
-
-    def __call__(self, step: int, values: Mapping[str, float]) -> None:
-        if self.failed:
-            return
-        try:
-            self.tracker.log(dict(values), step=step)
-        except Exception as problem:  # each service has its own errors
-            self.failed = True
-            say(f"{self.name} gets no more metrics: {message_of(problem)}")
+        yield [log] if opened else []
+    finally:
+        for service, tracker in opened.items():
+            try:
+                tracker.finish()
+            except Exception as problem:  # the stage's own files are complete
+                say(f"{service} could not be closed: {message_of(problem)}")

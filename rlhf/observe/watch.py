@@ -1,229 +1,105 @@
-"""Live checks: the usual ways in which training goes wrong, looked for in what a stage logs, each with advice.
+"""Live checks: eight ways in which training goes wrong, looked for in each row that a stage logs.
 
-They come from the troubleshooting list of the published H100 guide and from practice. `CHECKS` is the whole list. A
-check calls a function of `checks` after each logged row; where that sees something, the finding names the usual cause
-and settings from `advice`.
+`CHECKS` is the whole list. A check is asked where its column was logged, and compares the mean of the newest values
+with a threshold, or with the mean of the oldest. Thresholds are ours unless a source stands beside them.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.observe import advice, checks
-from rlhf.observe.history import FEW, History
-from rlhf.recipe import StageName, as_yaml
-from rlhf.recipe.stages import STAGE_TABLE
+from rlhf.recipe import Recipe
+from rlhf.recipe.schema_model import Model
+from rlhf.recipe.schema_online import OnlineBase
+from rlhf.recipe.stages import StageName
 from rlhf.run.directory import StageRun
-from rlhf.run.evidence import IS_BETTER, Gain
 from rlhf.run.layout import FINDINGS, METRICS
 from rlhf.run.reader import read_lines
 from rlhf.run.records import FindingLine, MetricsLine
 from rlhf.terminal import say
 
+FEW = 5  # values that a mean is taken of
+KL_LIMIT = 5 * math.log(2)  # nats per token: 5 bits, of the published H100 guide
+# Mean |difference| of log-probabilities between sampler and trainer, nats per token. A float32 trainer and a bfloat16
+# server were 0.04 to 0.06 apart, two float32 ones 1e-5, and servers with another base or other settings 0.09 to 0.29.
+MISMATCH = {"float32": 0.02, "bfloat16": 0.1}
+MISMATCH_4BIT = 0.5  # of a server, which has the weights that NF4 rounds in training; not measured
+
+
+Seen = Callable[[Sequence[float], Recipe, StageName], str | None]  # (values of the column, oldest first; …)
+
 
 class Check(NamedTuple):
-    """A check: its name, what it sees, the usual cause and advice. The table of stages names the checks of each.
-
-    `{rewards}` in a cause stands for what rewards the policy: the reward model, functions or both. A check sees nothing
-    before `rows` rows are logged; a check of a trend may wait longer in a long run. It is given the `columns` that it
-    speaks of, and no others, and is not asked while one of them was not logged. One that says that nothing is learned
-    (`denies_learning`) is not asked while the run's own figures show that something is.
-    """
+    """A check: its name, the column that it reads, what it sees in the column's values, and what to try."""
 
     name: str
-    seen: Callable[[History], str | None]
-    cause: str
-    advice: Callable[[History], Mapping[str, float | str]]
-    rows: int
-    columns: tuple[str, ...] = ()
-    denies_learning: bool = False
+    column: str
+    seen: Seen
+    advice: str
 
 
+def mismatch_limit(model: Model, served: bool) -> float:
+    """Return how far log-probabilities of sampling and training may differ on average, in nats per token."""
+    return MISMATCH_4BIT if served and model.quantization == "nf4" else MISMATCH[model.dtype]
+
+
+def _above(limit: float, what: str) -> Seen:
+    """Return what sees a mean of the newest values above a limit."""
+
+    def seen(values: Sequence[float], recipe: Recipe, stage: StageName) -> str | None:
+        newest = fmean(values[-FEW:])
+        return f"{what} is {newest:.3g}, above {limit:.3g}" if len(values) >= FEW and newest > limit else None
+
+    return seen
+
+
+def _times_first(what: str, low: float | None, high: float | None, least: float = 0.0) -> Seen:
+    """Return what sees the newest mean below `low` times the oldest, or above `high` times it and above `least`."""
+
+    def seen(values: Sequence[float], recipe: Recipe, stage: StageName) -> str | None:
+        first, newest = fmean(values[:FEW]), fmean(values[-FEW:])
+        fallen = low is not None and newest < low * first
+        risen = high is not None and newest > max(high * first, least)
+        found = len(values) >= 2 * FEW and (fallen or risen)
+        return f"{what} has gone from {first:.3g} to {newest:.3g}" if found else None
+
+    return seen
+
+
+def _not_finite(values: Sequence[float], recipe: Recipe, stage: StageName) -> str | None:
+    return None if math.isfinite(values[-1]) else "a logged number is not finite"
+
+
+def _far_from_reference(values: Sequence[float], recipe: Recipe, stage: StageName) -> str | None:
+    options = recipe.section(stage)
+    limit = (options.best_kl_limit if isinstance(options, OnlineBase) else None) or KL_LIMIT
+    return _above(min(limit, KL_LIMIT), "KL to the reference, in nats per token,")(values, recipe, stage)
+
+
+def _other_sampler(values: Sequence[float], recipe: Recipe, stage: StageName) -> str | None:
+    options = recipe.section(stage)
+    served = isinstance(options, OnlineBase) and options.vllm_url is not None
+    what = "the difference of log-probabilities in sampling and training, in nats,"
+    return _above(mismatch_limit(recipe.model, served), what)(values, recipe, stage)
+
+
+ANY = ""  # all columns: the newest number that is not finite
 CHECKS = (
+    Check("nan", ANY, _not_finite, "halve the learning rate"),
+    Check("rising_loss", "loss", _times_first("the loss", None, 1.5), "halve the learning rate"),
+    Check("high_kl", "objective/kl_per_token", _far_from_reference, "raise the coefficient of the KL"),
     Check(
-        "nan",
-        checks.find_nan,
-        "Numbers overflow, mostly after steps that are too large",
-        advice.half_rate,
-        1,
+        "sampling_mismatch", "rollout/logprob_diff_avg", _other_sampler, "give the sampler the trainer's base and dtype"
     ),
-    Check(
-        "flat_loss",
-        checks.find_flat_loss,
-        "The learning rate is too low, or the data teach nothing",
-        advice.higher_rate_and_epochs,
-        checks.MANY,
-        columns=("loss",),
-        denies_learning=True,
-    ),
-    Check(
-        "rising_loss",
-        checks.find_rising_loss,
-        "The learning rate is too high",
-        advice.half_rate,
-        2 * FEW,
-        columns=("loss",),
-    ),
-    Check(
-        "flat_reward",
-        checks.find_flat_reward,
-        "The learning rate is too low, or the policy cannot change what counts for {rewards}",
-        advice.higher_rate,
-        checks.MANY,
-        columns=("objective/scores",),
-        denies_learning=True,
-    ),
-    Check(
-        "large_updates",
-        checks.find_large_updates,
-        "The learning rate is too high",
-        advice.smaller_updates,
-        FEW,
-        columns=("policy/approxkl_avg",),
-    ),
-    Check(
-        "same_scores",
-        checks.find_same_scores,
-        "The reward model tells nothing apart yet",
-        advice.fit_more,
-        FEW,
-        columns=("min_reward", "max_reward"),
-        denies_learning=True,
-    ),
-    Check(
-        "chance",
-        checks.find_chance,
-        "The pairs carry no preference, or labels are wrong: look at them",
-        advice.higher_rate_and_epochs,
-        checks.MANY,
-        columns=("accuracy",),
-    ),
-    Check(
-        "overconfident",
-        checks.find_overconfident,
-        "The reward model has learned its pairs by heart",
-        advice.fit_less,
-        FEW,
-        columns=("min_reward", "max_reward"),
-    ),
-    Check(
-        "high_kl",
-        checks.find_high_kl,
-        "The policy has gone far from its reference, where {rewards} may pay for the wrong things",
-        advice.stay_near_reference,
-        3,
-        columns=("objective/kl_per_token",),
-    ),
-    Check(
-        "negative_kl",
-        checks.find_negative_kl,
-        "Responses are not sampled from the policy that is scored: look at temperature, top-p and the sampler",
-        advice.nearer_sampler,
-        3,
-        columns=("objective/kl_per_token",),
-    ),
-    Check(
-        "sampling_mismatch",
-        checks.find_sampling_mismatch,
-        "The sampler has another base, another precision or other settings than the trainer",
-        advice.nearer_sampler,
-        3,
-        columns=("rollout/logprob_diff_avg",),
-    ),
-    Check(
-        "longer",
-        checks.find_longer,
-        "Length pays with {rewards}, and the policy has found out",
-        advice.stay_near_reference,
-        2 * FEW,
-        columns=("response/length", "objective/scores"),
-    ),
-    Check(
-        "fewer_ends",
-        checks.find_fewer_ends,
-        "Running on pays more than ending",
-        advice.ending_penalty,
-        2 * FEW,
-        columns=("response/eos_rate",),
-    ),
-    Check(
-        "repetition",
-        checks.find_repetition,
-        "Repetition pays with {rewards}",
-        advice.stay_near_reference,
-        1,
-    ),
-    Check(
-        "entropy_collapse",
-        checks.find_entropy_collapse,
-        "The policy has settled on few answers",
-        advice.more_entropy,
-        2 * FEW,
-        columns=("policy/entropy_avg",),
-    ),
-    Check(
-        "no_signal",
-        checks.find_no_signal,
-        "The responses to a prompt get the same reward: the task is too easy, too hard, or sampling too narrow",
-        advice.larger_groups,
-        FEW,
-        columns=("groups/no_signal",),
-    ),
-    Check(
-        "clipping",
-        checks.find_clipping,
-        "Updates are too large for one batch of rollouts",
-        advice.smaller_updates,
-        FEW,
-        columns=("policy/clipfrac_avg",),
-    ),
-    Check(
-        "value_explosion",
-        checks.find_value_explosion,
-        "The critic diverges, and advantages with it",
-        advice.slower_critic,
-        2 * FEW,
-        columns=("loss/value_avg",),
-    ),
+    Check("entropy_collapse", "policy/entropy_avg", _times_first("entropy", 0.3, None), "raise entropy_coef"),
+    Check("no_signal", "groups/no_signal", _above(0.7, "the share of groups without signal"), "raise num_generations"),
+    Check("clipping", "policy/clipfrac_avg", _above(0.3, "the share of clipped tokens"), "lower the learning rate"),
+    Check("value_explosion", "loss/value_avg", _times_first("the value loss", None, 10, 1), "lower the critic's rate"),
 )
 CHECK_NAMES = tuple(check.name for check in CHECKS)
-
-
-def unused_checks(stage: StageName, rows: int) -> list[str]:
-    """Return the checks of a stage that could see nothing in `rows` logged rows."""
-    return [check.name for check in CHECKS if check.name in STAGE_TABLE[stage].checks and rows < check.rows]
-
-
-def refuted(name: str, gain: Gain | None) -> bool:
-    """Return whether a finding, that nothing is learned, is refuted by a policy's gain on held-out prompts."""
-    denies = any(check.name == name and check.denies_learning for check in CHECKS)
-    return denies and gain is not None and gain.verdict == IS_BETTER
-
-
-class Finding(NamedTuple):
-    """What a check found, in the keys of its record: the check, the step, what was seen, its usual cause and advice."""
-
-    check: str
-    step: int
-    seen: str
-    cause: str
-    remedies: Mapping[str, float | str]  # recipe keys and values to try, in the order to try them
-
-    def __str__(self) -> str:
-        tries = " or ".join(f"{key}={as_yaml(value)}" for key, value in self.remedies.items())
-        return f"step {self.step}: {self.seen} [{self.check}]. {self.cause}." + (f" Try {tries}" if tries else "")
-
-
-def findings(history: History, step: int) -> list[Finding]:
-    """Return what is wrong after the newest row."""
-    found = []
-    for check in CHECKS:
-        if check.name not in STAGE_TABLE[history.stage].checks or (known := history.of(check.columns)) is None:
-            continue
-        if (seen := check.seen(known)) is not None and not (check.denies_learning and checks.find_learning(history)):
-            cause = check.cause.format(rewards=history.rewards)
-            found.append(Finding(check.name, step, seen, cause, check.advice(history)))
-    return found
 
 
 class LiveChecks:
@@ -234,29 +110,38 @@ class LiveChecks:
 
     def __init__(self, run: StageRun, stop_on: Collection[str] = ()):
         self.run, self.stop_on = run, set(CHECK_NAMES if "all" in stop_on else stop_on)
-        self.history = History(run.loaded.recipe, run.stage)
+        self._columns: dict[str, list[float]] = defaultdict(list)
         for line in read_lines(run.path / METRICS, MetricsLine):  # of the run that is resumed
-            self.history.add(line.values)
+            self._add(line.values)
         self.reported = {line.check for line in read_lines(run.path / FINDINGS, FindingLine)}
 
     def on_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Check a logged row. Raises UserError for a finding on which the run shall stop."""
-        self.history.total_steps = self.run.total_steps
-        self.history.add(values)
-        for finding in findings(self.history, step):
-            if finding.check not in self.reported:
-                self.reported.add(finding.check)
-                self.run.logs.finding(step, finding._asdict())
-                say(f"{self.run.stage}, {finding}")
-            if finding.check in self.stop_on:
-                go_on = "begin anew without --stop-on"
-                if self.run.checkpoints.steps():
-                    go_on = "continue from the checkpoint with --resume and without --stop-on"
+        self._add(values)
+        recipe, stage = self.run.loaded.recipe, self.run.stage
+        for check in CHECKS:
+            column = self._columns[check.column]
+            if (check.column != ANY and check.column not in values) or not column:
+                continue
+            if (seen := check.seen(column, recipe, stage)) is None:
+                continue
+            if check.name not in self.reported:
+                self.reported.add(check.name)
+                finding = FindingLine(step=step, check=check.name, seen=seen, cause=check.advice, remedies={})
+                self.run.logs.finding(step, finding.plain())
+                say(f"{stage}, step {step}: {seen} [{check.name}]: {check.advice}")
+            if check.name in self.stop_on:
+                go_on = "--resume goes on" if self.run.checkpoints.steps() else "begin anew"
                 raise UserError(
-                    f"{self.run.stage}: stopped on {finding.check}; start again with another setting, as in "
-                    f"{self.run.path / FINDINGS} (--set and another --out), or {go_on}"
+                    f"{stage}: stopped on {check.name} in step {step}: {check.advice}, with --set and another --out; "
+                    f"{go_on} without --stop-on"
                 )
 
-    def on_samples(self, responses: Sequence[str]) -> None:
-        """Keep the responses that were sampled last, for the checks."""
-        self.history.responses = list(responses)
+    def _add(self, row: Mapping[str, float | None]) -> None:
+        """Add a logged row. Figures of an evaluation are undefined where scores do not vary."""
+        numbers = {key: math.nan if x is None else x for key, x in row.items() if not key.startswith("eval/")}
+        broken = [x for x in numbers.values() if not math.isfinite(x)]
+        self._columns[ANY] = broken or [0.0]
+        for key, value in numbers.items():
+            if math.isfinite(value):
+                self._columns[key].append(value)

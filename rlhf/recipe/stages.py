@@ -75,7 +75,6 @@ class Stage:
     samples: Literal["few", "all"] | None = None  # held-out prompts that it samples answers to as `evaluate` says
     on_host: bool = False  # it leaves the card alone
     remade: bool = False  # it only reads; run again when an input has changed
-    checks: tuple[str, ...] = ()  # of rlhf/observe/watch.py
     curves: tuple[Curve, ...] = ()
 
 
@@ -91,21 +90,6 @@ _OF_RESPONSES = (
 )
 _CLIPPED = Curve("policy/clipfrac_avg", "clipped tokens", "share")
 
-_LOSS_CHECKS = ("nan", "flat_loss", "rising_loss")
-_ONLINE_CHECKS = (
-    "nan",
-    "flat_reward",
-    "large_updates",
-    "high_kl",
-    "negative_kl",
-    "sampling_mismatch",
-    "longer",
-    "fewer_ends",
-    "repetition",
-    "entropy_collapse",
-    "clipping",
-)
-
 
 def _of_groups(title: str) -> Stage:
     """Return the row of a method that compares several responses to a prompt."""
@@ -117,7 +101,6 @@ def _of_groups(title: str) -> Stage:
         rate=6e-5,
         divided=("update",),
         fetched=("rollout", "score", "evaluate"),
-        checks=(*_ONLINE_CHECKS, "no_signal"),
         curves=(
             _SCORE,
             _KL,
@@ -139,7 +122,6 @@ def _reward_model(title: str, module: str | None = None, seed: SeedName | None =
         seed=seed,
         rate=1e-4,
         divided=("train", "evaluate"),
-        checks=(*_LOSS_CHECKS, "same_scores", "chance", "overconfident"),
         curves=(
             _LOSS_OF_PAIRS,
             Curve("accuracy", "accuracy", "share of pairs"),
@@ -149,7 +131,7 @@ def _reward_model(title: str, module: str | None = None, seed: SeedName | None =
 
 
 STAGE_TABLE: dict[StageName, Stage] = {
-    "pretrain": Stage(title="pretraining", rows="texts", chooses=False, checks=_LOSS_CHECKS, curves=(_LOSS_OF_TOKENS,)),
+    "pretrain": Stage(title="pretraining", rows="texts", chooses=False, curves=(_LOSS_OF_TOKENS,)),
     "sft": Stage(
         title="SFT",
         parents=("pretrain",),
@@ -157,7 +139,6 @@ STAGE_TABLE: dict[StageName, Stage] = {
         rate=2e-4,
         divided=("train", "evaluate"),
         samples="few",
-        checks=_LOSS_CHECKS,
         curves=(_LOSS_OF_TOKENS,),
     ),
     "rm": _reward_model("reward model"),
@@ -169,7 +150,6 @@ STAGE_TABLE: dict[StageName, Stage] = {
         rate=6e-5,
         divided=("update",),
         fetched=("rollout", "score", "evaluate"),
-        checks=(*_ONLINE_CHECKS, "value_explosion"),
         curves=(
             _SCORE,
             _KL,
@@ -188,7 +168,6 @@ STAGE_TABLE: dict[StageName, Stage] = {
         also_decided_by=("evaluate",),  # it measures its gains with these keys
         divided=("train",),
         samples="all",
-        checks=_LOSS_CHECKS,
         curves=(
             _LOSS_OF_PAIRS,
             Curve("rewards/accuracies", "accuracy", "share of pairs"),
@@ -204,7 +183,6 @@ STAGE_TABLE: dict[StageName, Stage] = {
         also_decided_by=("evaluate",),  # as DPO
         divided=("train",),
         samples="all",
-        checks=_LOSS_CHECKS,
         curves=(
             Curve("loss", "loss", "from 0 to 1"),
             Curve("kl", "KL to the reference", "nats per answer"),

@@ -4,14 +4,12 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.observe import watch
 from rlhf.recipe import as_yaml, published
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.released import difference
 from rlhf.recipe.stages import EVALUATE, STAGES
 from rlhf.report.records import TITLES, RunRecords
 from rlhf.run import comparisons, reader
-from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
 from rlhf.run.records import DataRead, FindingLine, Manifest
@@ -92,18 +90,13 @@ class Finding(NamedTuple):
 def findings(run: RunRecords) -> tuple[list[Finding], str]:
     """Return the findings while stages trained, and what was not checked to its end, in words."""
     found, unchecked = [], []
-    gains = {gain.stage: gain for gain in gains_over_start(run.summaries)}
     for stage in (stage for stage in STAGES if stage in run.manifests):
         title = TITLES[stage]
         if stage not in run.summaries or run.summaries[stage].findings is None:
             unchecked.append(title)
         for line in reader.read_lines(run.directory / stage / FINDINGS, FindingLine):
-            gain = gains.get(stage)
-            seen = f"{title}, step {line.step}: {line.seen}."
-            if gain is not None and watch.refuted(line.check, gain):
-                found.append(Finding(f"{seen} It has learned since: {gain.name} {gain.in_words()}.", ""))
-            else:
-                found.append(Finding(f"{seen} {line.cause}.", " or ".join(settings(line.remedies))))
+            text = f"{title}, step {line.step}: {line.seen}. {line.cause}."
+            found.append(Finding(text, " or ".join(settings(line.remedies))))
     return found, f"not checked to the end: {', '.join(unchecked)}" if unchecked else ""
 
 

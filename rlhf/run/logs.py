@@ -1,6 +1,6 @@
 """The logs of a stage, one JSON object per line and step."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from rlhf.files import append, finite, json_lines, replacing, sync
@@ -21,7 +21,6 @@ class Logs:
     def __init__(self, folder: Path, writes: bool = True):
         self.folder, self.writes = folder, writes
         self.on_metrics: list[Callable[[int, Mapping[str, float]], None]] = []  # called with each row of metrics
-        self.on_samples: list[Callable[[Sequence[str]], None]] = []  # called with sampled responses
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append one row to metrics.jsonl. Values that depend on the clock do not belong here."""
@@ -33,11 +32,9 @@ class Logs:
         """Append one row of costs to telemetry.jsonl."""
         self._append(TELEMETRY, step, [values])
 
-    def samples(self, step: int, rows: Iterable[Mapping[str, object]], responses: Sequence[str] = ()) -> None:
-        """Append prompts and answers to samples.jsonl; `responses` are those of the policy that trains."""
+    def samples(self, step: int, rows: Iterable[Mapping[str, object]]) -> None:
+        """Append prompts and answers to samples.jsonl."""
         self._append(SAMPLES, step, rows)
-        for receive in self.on_samples if self.writes and responses else ():
-            receive(responses)
 
     def finding(self, step: int, values: Mapping[str, object]) -> None:
         """Append a finding of rlhf/observe/watch.py to findings.jsonl."""

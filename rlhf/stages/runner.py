@@ -216,13 +216,12 @@ def _prepare_and_run(
     reporters = report_to if run.is_main else ()
     name = f"{project}-{run.stage}-seed{loaded.recipe.seed}"
     first_step = checkpoint_step(run.resumed_from) + 1 if run.resumed_from else None
-    config = loaded.recipe.model_dump(mode="json")
     with ExitStack() as opened:
         with kept_random_state():  # a tracker may draw from the generators of training, or seed them
-            trackers = tracking.trackers(reporters, run.path, project, name, config, first_step)
+            trackers = tracking.trackers(reporters, run.path, project, name, first_step)
             logs = [kept_random_state()(log) for log in opened.enter_context(trackers)]
         checks = LiveChecks(run, stop_on)
-        run.logs.on_metrics, run.logs.on_samples = [*logs, checks.on_metrics], [checks.on_samples]
+        run.logs.on_metrics = [*logs, checks.on_metrics]
         if run.stage != PRETRAIN and (record := loading.conversion_of(run.base)):
             run.describe(base=record)
         result = run_stage(run, device)

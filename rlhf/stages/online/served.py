@@ -7,7 +7,7 @@ import torch
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
-from rlhf.observe.checks import mismatch_limit
+from rlhf.observe.watch import mismatch_limit
 from rlhf.recipe import Recipe
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.stages.online import role_passes

@@ -269,7 +269,7 @@ class Session:
         self._policy_samples = self.evaluate("policy")
         policies = {self.recipe.start: self._reference_samples, self.run.stage: self._policy_samples}
         rows = sample_rows(self.tokenizer, self.prompts.validation[:LOGGED_PROMPTS], policies, self._expected)
-        self.run.logs.samples(done, rows, self._policy_samples.texts[:LOGGED_PROMPTS])
+        self.run.logs.samples(done, rows)
         gains = gains_with_intervals(self._reference_samples, self._policy_samples, self.recipe.start)
         return {f"eval/{name}": value for name, value in gains.items()}
 
