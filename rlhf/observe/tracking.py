@@ -31,8 +31,10 @@ def trackers(
     `project` and `name` are those of the run in W&B and Trackio. `first_step`: where a resumed run goes on; TensorBoard
     then hides what earlier files have from that step on. Raises UserError if a tracker does not start.
     """
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS  # imports torch
+    from accelerate import PartialState  # imports torch
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+    PartialState()  # its trackers ask it which process is the main one
     options: dict[str, dict[str, Any]] = {
         "tensorboard": {"run_name": "tensorboard", "logging_dir": folder, "purge_step": first_step},
         "trackio": {"run_name": project, "name": name},

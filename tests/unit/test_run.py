@@ -161,7 +161,7 @@ def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     other = StageRun(tmp_path, small(), "sft", is_main=False)
     received: list[object] = []
-    other.logs.on_metrics, other.logs.on_samples = [lambda *row: received.append(row)], [received.append]
+    other.logs.on_metrics = [lambda *row: received.append(row)]
 
     def write(folder: Path) -> None:
         raise AssertionError(f"{folder} would be written")
