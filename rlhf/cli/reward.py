@@ -69,6 +69,8 @@ def reward(choice: Choice, names: tuple[str, ...], rows: int) -> None:
             "completions": [text for _, text in asked],
             "answer": [_right(row) for row, _ in asked],
         }
+        for column in {column for function in functions for column in function.columns}:
+            given[column] = [row.columns.get(column) for row, _ in asked]
         if tokenizer:
             given["completion_ids"] = [tokenizer.hf.encode(text, add_special_tokens=False) for _, text in asked]
         verdicts = [[n for n in function(given) if n is not None] for function in functions]

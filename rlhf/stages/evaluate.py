@@ -89,7 +89,9 @@ def _prompts_and_rewards(
     recipe = run.loaded.recipe
     known: dict[str, RewardFunction] = {}
     reward_sums = [
-        RewardSum(stage, options, corpus.right_answers(), tokenizer, folder=run.path, known=known, device=device.type)
+        RewardSum(
+            stage, options, corpus.right_answers(), tokenizer, corpus.columns, run.path, known, device=device.type
+        )
         for stage, options in recipe.online().items()
         if stage in trained and options.sums_rewards
     ]

@@ -208,14 +208,14 @@ def test_a_result_is_hashed_once(tmp_path, monkeypatch):
 def test_a_stage_that_stopped_on_a_finding_says_how_to_go_on_and_its_findings_are_kept(tmp_path):
     """Without a checkpoint there is nothing to resume."""
     run = started(tmp_path)
-    with pytest.raises(UserError, match=r"sft/findings.jsonl .* or begin anew without --stop-on") as stopped:
+    with pytest.raises(UserError, match=r"nan.*begin anew without --stop-on") as stopped:
         LiveChecks(run, ["nan"]).on_metrics(1, {"loss": math.nan})
     assert "--resume" not in str(stopped.value)
     again = started(tmp_path, resume=True)
     (kept,) = read_intact_lines(tmp_path / "cpu-tiny/v1/sft.before-1/findings.jsonl")
     assert kept["check"] == "nan"
     checkpoint(again, 1)
-    with pytest.raises(UserError, match="or continue from the checkpoint with --resume and without --stop-on"):
+    with pytest.raises(UserError, match=r"nan.*--resume.*without --stop-on"):
         LiveChecks(again, ["nan"]).on_metrics(2, {"loss": math.nan})
 
 

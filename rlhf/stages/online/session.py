@@ -73,7 +73,7 @@ def _encode_prompts(
     split, reward_sum = corpus.prompts(run.stage), None
     if options.sums_rewards:
         reward_sum = RewardSum(
-            run.stage, options, corpus.right_answers(), tokenizer, folder=run.path, device=device.type
+            run.stage, options, corpus.right_answers(), tokenizer, corpus.columns, run.path, device=device.type
         )
         split = reward_sum.usable(split)
     return OnlinePrompts(split, tokenizer, options, run.loaded.recipe.seed), reward_sum
