@@ -1,3 +1,3 @@
 """Reproducible RLHF on one GPU: SFT, reward model and PPO, RLOO, GRPO, DPO or KTO from versioned recipes."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -6,7 +6,6 @@ import click
 
 from rlhf import __version__
 from rlhf.cli.guard import guarded
-from rlhf.cli.options import HELP_SETTINGS
 
 # Commands in the order of use, under the headings of the help: each with its module and its name there.
 SECTIONS = {
@@ -36,6 +35,7 @@ SECTIONS = {
     },
     "Deploy": {"serve": "serve.serve"},
 }
+HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}  # of the commands' contexts
 COMMANDS = {name: place for places in SECTIONS.values() for name, place in places.items()}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from rlhf.errors import OptionError, UserError
-from rlhf.process import children, distributed, endings, exhaustion, launching
+from rlhf.process import children, distributed, endings, exhaustion
 from rlhf.terminal import message_of, one_line, say, visible
 
 MISTAKE = 2  # exit code of a mistake in the command, as click has it
@@ -52,7 +52,7 @@ def fail(message: str, *advice: str) -> int:
 
     The message becomes one line, and so does each piece of advice.
     """
-    if not launching.pass_on(one_line(" ".join((message, *advice)))):
+    if not distributed.pass_on(one_line(" ".join((message, *advice)))):
         say(f"error: {message}")
         for line in advice:
             say(line)
@@ -72,10 +72,10 @@ def _failed(error: Exception) -> int:
         return exhaustion.EXHAUSTED
     if isinstance(error, OSError):
         return fail(f"{error.filename or 'the operating system'}: {error.strerror or error}")
-    if launching.other_rank_ended(error):
-        if not launching.pass_on("another rank has ended"):
+    if distributed.other_rank_ended(error):
+        if not distributed.pass_on("another rank has ended"):
             say("error: another rank has ended; its own message says why")
-        return launching.LOST
+        return distributed.LOST
     print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     advice = "please report the lines above, your command and `rlhf --version`"
     say(f"error: this is a bug in rlhf and not your mistake: {advice}")
@@ -88,7 +88,7 @@ def _stopped(error: BaseException) -> int:
     Returns the exit code of a shell: 128 plus the signal's number.
     """
     line = str(error) if isinstance(error, endings.Stopped) else "stopped"
-    if not (launching.pass_on(one_line(line)) or distributed.rank() or children.part_of_command()):
+    if not (distributed.pass_on(one_line(line)) or distributed.rank() or children.part_of_command()):
         say(line)
     return 128 + error.number if isinstance(error, endings.Stopped) else 130
 

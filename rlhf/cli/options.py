@@ -14,7 +14,6 @@ from rlhf.process.sizes import size_in_bytes
 from rlhf.run.layout import MANIFEST
 from rlhf.run.named import NamedRun, is_run, named_run, runs_below
 
-HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}  # settings of a command's context
 LARGEST_SEED = 2**32 - 1  # as in a recipe
 SEED = click.IntRange(0, LARGEST_SEED)
 FILE = click.Path(exists=True, path_type=Path)  # to read

@@ -8,12 +8,14 @@ nothing. PPO, RLOO and GRPO communicate through these functions only; TRL's trai
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlhf.errors import UserError
-from rlhf.recipe.pinned import content_hash
+from rlhf.files import write_json
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RowsT = TypeVar("RowsT", bound="Sequence[object] | Tensor")
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher: torchrun, accelerate, Ray Train
+LOST = 75  # exit code of a rank that ended because another one did
 STARTED_HERE = "RLHF_LAUNCHED"  # set for the ranks that this project starts
 
 
@@ -145,6 +148,8 @@ def agree(name: str, value: object) -> None:
         return
     from torch import distributed
 
+    from rlhf.recipe.pinned import content_hash  # the command line starts without recipes
+
     digests = [("", "")] * world()
     distributed.all_gather_object(digests, (socket.gethostname(), content_hash(value)))
     for number, (host, digest) in enumerate(digests):
@@ -153,3 +158,20 @@ def agree(name: str, value: object) -> None:
                 f"rank {number} (on {host}) has another {name} than rank 0 (on {digests[0][0]}): {digest[:12]}, not "
                 f"{digests[0][1][:12]}; every machine needs the same checkout, command line and files"
             )
+
+
+# -- endings ---------------------------------------------------------------------------------------------------------
+
+
+def pass_on(message: str) -> bool:
+    """Pass a rank's last message to the process that launched it. Returns whether there is such a process."""
+    if STARTED_HERE not in os.environ or not launched():
+        return False
+    write_json(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), {"message": message, "timestamp": int(time.time())})
+    return True
+
+
+def other_rank_ended(error: BaseException) -> bool:
+    """Return whether an error only means that another rank has ended."""
+    pattern = r"Connection (closed|reset) by|Broken pipe|remote process exited"
+    return world() > 1 and bool(re.search(pattern, str(error)))

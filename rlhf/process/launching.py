@@ -1,15 +1,11 @@
 """The start of several processes for one stage, and what is reported of their errors."""
 
 import os
-import re
 import signal
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.files import write_json
 from rlhf.process import children, distributed, endings
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.process.meeting import check_engine, explain
@@ -17,7 +13,6 @@ from rlhf.process.task import Task, arguments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.plain_yaml import read_yaml
 
-LOST = 75  # exit code of a rank that ended because another one did
 DISTRIBUTED_TYPES = {"ddp": "MULTI_GPU", "fsdp": "FSDP"}  # of accelerate, by engine
 
 
@@ -78,7 +73,7 @@ def _engine_flags(loaded: PinnedRecipe) -> list[str]:
 
 def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
     """Return one line about the rank whose end ended the others."""
-    ended_by_launcher = (LOST, -signal.SIGTERM, 128 + signal.SIGTERM)  # not the cause
+    ended_by_launcher = (distributed.LOST, -signal.SIGTERM, 128 + signal.SIGTERM)  # not the cause
     reasons = [f for f in failures.values() if f.exitcode not in ended_by_launcher] or list(failures.values())
     with_message = [failure for failure in reasons if os.path.isfile(failure.error_file)]
     # a rank that was killed comes first: it did not follow the others
@@ -88,17 +83,3 @@ def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
     number = next(number for number, failure in failures.items() if failure is first)
     ending = children.ending_in_words(first.exitcode)
     return f"{stage}: rank {number} {ending}, which ended the run; `--resume` continues it"
-
-
-def pass_on(message: str) -> bool:
-    """Pass a rank's last message to the process that launched it. Returns whether there is such a process."""
-    if distributed.STARTED_HERE not in os.environ or not distributed.launched():
-        return False
-    write_json(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), {"message": message, "timestamp": int(time.time())})
-    return True
-
-
-def other_rank_ended(error: BaseException) -> bool:
-    """Return whether an error only means that another rank has ended."""
-    pattern = r"Connection (closed|reset) by|Broken pipe|remote process exited"
-    return distributed.world() > 1 and bool(re.search(pattern, str(error)))

@@ -159,14 +159,14 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
     file.write_text("{}")
     message = failure(1, 4, str(file), "the data has changed")
     assert launching._failure_message({0: message, 1: failure(-15)}, "rm") == "the data has changed"
-    killed = launching._failure_message({0: failure(launching.LOST, 4), 1: failure(-9, 5)}, "rm")
+    killed = launching._failure_message({0: failure(distributed.LOST, 4), 1: failure(-9, 5)}, "rm")
     assert killed.startswith("rm: rank 1 was killed by SIGKILL") and "`--resume`" in killed
     assert "rank 1 ended with exit code 1" in launching._failure_message({0: failure(-15), 1: failure(1)}, "rm")
 
 
 @pytest.mark.parametrize(("code", "exhausted"), [(exhaustion.EXHAUSTED, True), (1, False)])
 def test_memory_that_ran_out_in_a_rank_ran_out_in_the_run(monkeypatch, code, exhausted):
-    failures: Any = {0: failure(launching.LOST), 1: failure(code)}
+    failures: Any = {0: failure(distributed.LOST), 1: failure(code)}
 
     def fails(_: object) -> None:
         raise ChildFailedError("rlhf", failures)
