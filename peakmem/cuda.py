@@ -102,6 +102,12 @@ def _set_data(x: Tensor, value: Tensor) -> None:
         torch.utils.swap_tensors(x, new)
 
 
+def _formatted(x: Tensor, form: str) -> str:
+    """Stand in for what an f-string asks of a tensor; torch formats no number that is on `meta`."""
+    text: str = x.item().__format__(form) if x.dim() == 0 else object.__format__(x, form)
+    return text
+
+
 _ANSWERS: dict[Any, Callable[..., Any]] = {
     _device_of: _device_that_is_said,
     Tensor.is_meta.__get__: lambda x, *_: False,  # type: ignore[attr-defined]
@@ -111,6 +117,7 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.cuda: lambda x, *_, **__: x.to(META),
     Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
     Tensor.pin_memory: lambda x, *_, **__: x,
+    Tensor.__format__: _formatted,
     Tensor.get_device: lambda x: 0 if x.is_meta else -1,
 }
 
@@ -262,7 +269,9 @@ def _answering(module: ModuleType, answers: dict[str, Any], stand_in: "Followed"
         elif name.startswith("_") and name not in REFUSED:
             continue
         elif not isinstance(real, type):
-            yield mock.patch.object(module, name, _refusing(f"{module.__name__}.{name}", stand_in))
+            yield mock.patch.object(
+                module, name, functools.wraps(real)(_refusing(f"{module.__name__}.{name}", stand_in))
+            )
         elif not issubclass(real, (Exception, torch.storage._LegacyStorage)):
             refused = type(name, (real,), {"__new__": _refusing(f"{module.__name__}.{name}", stand_in)})
             yield mock.patch.object(module, name, refused)
@@ -280,6 +289,7 @@ def _with_signature(real: Any, answer: Any) -> Any:
     except ValueError:  # of a function in C
         return lambda *args, **kwargs: answer(*args, **kwargs)
 
+    @functools.wraps(real)
     def answered(*args: Any, **kwargs: Any) -> Any:
         signature.bind(*args, **kwargs)
         return answer(*args, **kwargs)

@@ -79,7 +79,7 @@ class Stacks:
 def _stack(layers: Sequence[nn.Module]) -> Stack | None:
     """Return what layers are a stack of: the shortest period in which their kinds repeat, with some parameters."""
     kinds = [_kind(x) for x in layers]
-    for period in range(1, len(layers) // 5 + 1):  # of fewer, the short runs would be no shorter
+    for period in range(1, max(1, len(layers) // 5) + 1):  # of fewer periods, the short runs would be no shorter
         if len(layers) % period == 0 and kinds[period:] == kinds[:-period] and any(kind[-1] for kind in kinds):
             return Stack(type(layers[0]).__qualname__, len(layers), period)
     return None

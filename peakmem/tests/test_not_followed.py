@@ -187,6 +187,8 @@ torch.cuda.nvtx.range_push('a')
 from torch.distributions import Categorical
 d = Categorical(logits=x[0, 0])
 d.log_prob(d.sample()), d.entropy()
+# a number in an f-string
+assert f"{x.sum():.2f} {known.sum():d}" == "1.00 6"
 # a device of the tensor
 assert x.get_device() == 0 and torch.zeros(1).get_device() == -1
 """

@@ -4,6 +4,7 @@ from statistics import median
 
 import pytest
 
+from peakmem import evidence
 from peakmem.validation.table import FOLDER, compared, errors, left_out, page, sets, spread
 
 SETS = {one["set"]: one for one in sets()}
@@ -37,3 +38,27 @@ def test_a_rival_is_compared_on_the_same_rows():
     rows = compared(SETS["xmem-3060-4060-a100"])
     assert len(rows) == len(errors(rows, "process", "xMem")) == 33
     assert 0.029 < median(map(abs, errors(rows, "process", "xMem"))) < 0.031
+
+
+def test_intervals_are_those_of_the_sets():
+    """From the 5th to the 95th of 100 shares, measured over predicted, of runs with matching libraries."""
+    shares: dict[str, list[float]] = {"plain": [], "packed": [], "libraries": []}
+    for name, one in SETS.items():
+        if name == "rtx4080" or name.startswith("xmem"):  # a fault of our copy; no reserved memory
+            continue
+        predicted = {run["id"]: run for run in one["predicted"]["runs"]}
+        for run in one["runs"]:
+            figures = run.get("measured", {}), predicted.get(run["id"], {})
+            if run["id"] in left_out(one) or not all("peak_reserved" in one_side for one_side in figures):
+                continue
+            of_libraries = name == "rasbt-vit-memory" or any(m in run["id"] for m in ("waveft", "fourierft", "c3a"))
+            packed = "nf4" in run["id"].lower() or "qlora" in run["id"].lower()
+            kind = "libraries" if of_libraries else "packed" if packed else "plain"
+            shares[kind].append(figures[0]["peak_reserved"] / figures[1]["peak_reserved"] - 1)
+    for kind, found in (("plain", evidence.PLAIN), ("packed", evidence.PACKED)):
+        ordered = sorted(shares[kind])
+        low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.05, 0.95))
+        assert (round(low, 3), round(high, 3), len(ordered)) == (found.low, found.high, found.runs)
+    ordered = sorted(shares["libraries"])
+    found = evidence.LIBRARIES
+    assert (round(ordered[0], 3), round(ordered[-1], 3), len(ordered)) == (found.low, found.high, found.runs)
