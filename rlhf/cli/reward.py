@@ -20,6 +20,7 @@ from rlhf.data.worlds import gym
 from rlhf.errors import UserError
 from rlhf.files import cache_root
 from rlhf.plan.own_rows import tokenizer_at_hand
+from rlhf.recipe import parse_overrides
 from rlhf.recipe.schema_online import MODEL_REWARD
 from rlhf.stages.online.rewards import RewardFunction, find, json_messages
 from rlhf.terminal import screen
@@ -31,6 +32,11 @@ LONG = 400  # words of junk that does not end
 JUNK_WINS = 3  # exit code
 RowWithPrompt = Example | PreferencePair | PromptOnly
 Answers = dict[str, list[tuple[RowWithPrompt, str]]]  # by kind: rows and an answer to each
+
+
+def _rows(choice: Choice) -> formats.ParsedRows:
+    """Return the rows of --data, read as --set says."""
+    return formats.read(choice.data, formats.RowOptions.of_changes(choice.data, parse_overrides(choice.changes)))
 
 
 @click.command()
@@ -57,7 +63,7 @@ def reward(choice: Choice, names: tuple[str, ...], rows: int) -> None:
     if not functions:
         raise UserError(f"{loaded}: its recipe names no reward function: name REWARDS, such as my_rewards:polite")
     with working("reading data"):
-        every = read_source(recipe, cache_root() / "reward") if recipe else formats.read(choice.data)
+        every = read_source(recipe, cache_root() / "reward") if recipe else _rows(choice)
         answers = _answers(_drawn(every.rows, rows, functions))
         tokenizer = tokenizer_at_hand(recipe) if recipe else None
         written = tokenizer.prompt_text if tokenizer else render_hh

@@ -1,19 +1,23 @@
 """The options of `rlhf new`, and the card or processor that one of them names."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from peakmem import cards
+from rlhf.errors import OptionError
+from rlhf.plan import machine
 from rlhf.plan.fit import USABLE
+from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import TrainingName
 from rlhf.recipe.schema_online import MODEL_REWARD
-from rlhf.recipe.stages import DPO, POLICIES, PPO, RM, SFT, PolicyName, PolicyStart
+from rlhf.recipe.stages import DPO, ONLINE, POLICIES, PPO, RM, SFT, PolicyName, PolicyStart
 from rlhf.terminal.wording import GB
 
 TemplateName = Literal["chat", "hh", "plain"]
 TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)
-FIRST_MINUTES = 15  # of training on a CPU, unless --minutes says otherwise: a first result, before a long run
+Wanted = Literal["sft"] | PolicyName
 
 
 class ChosenCard(NamedTuple):
@@ -21,7 +25,6 @@ class ChosenCard(NamedTuple):
 
     name: str
     memory_gb: float
-    note: str  # where the memory is from
     threads: int | None = None  # of a processor
 
     @property
@@ -34,19 +37,32 @@ class ChosenCard(NamedTuple):
         """Return the bytes that settings may need."""
         return round(self.memory_gb * GB * USABLE)
 
-    @property
-    def words(self) -> str:
-        """Return the card in words: `one RTX 4090`, `one card with 12 GB`, `a CPU with 16 GB free`."""
-        if self.is_cpu:
-            return f"a CPU with {self.memory_gb:g} GB free"
-        return (
-            f"one {cards.CARDS[self.name].words}"
-            if self.name in cards.CARDS
-            else f"one card with {self.memory_gb:g} GB"
-        )
+
+KNOWN_CARDS = {name: ChosenCard(name, card.memory[0]) for name, card in cards.CARDS.items() if card.memory}
 
 
-KNOWN_CARDS = {name: ChosenCard(name, *card.memory) for name, card in cards.CARDS.items() if card.memory}
+def card_of(text: str) -> ChosenCard:
+    """Return what --card names: `cpu`, `4090`, `h100` or a size such as `24GB`. Raises OptionError."""
+    name = text.lower()
+    if name == "cpu":
+        return ChosenCard("cpu", round(machine.free_bytes() / GB, 2), machine.threads())
+    if reason := cards.lacks_bfloat16(name):
+        raise OptionError(f"--card {text}: {reason}, as a new recipe does")
+    if name in KNOWN_CARDS:
+        return KNOWN_CARDS[name]
+    if (size := size_in_bytes(text)) is None:
+        known = ", ".join(known for known in KNOWN_CARDS if not cards.lacks_bfloat16(known))
+        raise OptionError(f"--card {text}: name a size with its unit, for example 24GB, or one of {known}, or cpu")
+    return ChosenCard(re.sub(r"\s", "", name), round(size / GB, 2))
+
+
+def stages_of(names: Sequence[str]) -> tuple[Wanted, ...]:
+    """Return the stages that --stages names, each once. Raises OptionError for another name, and without a name."""
+    known: tuple[Wanted, ...] = (SFT, *POLICIES)
+    if not names or (unknown := next((name for name in names if name not in known), None)):
+        problem = f"{unknown!r} is none" if names else "name one or several"
+        raise OptionError(f"--stages {','.join(names) or repr('')}: {problem} of {', '.join(known)}")
+    return tuple(name for name in known if name in names)
 
 
 class NewOptions(NamedTuple):
@@ -54,7 +70,7 @@ class NewOptions(NamedTuple):
 
     model: str
     card: ChosenCard
-    stages: tuple[PolicyName, ...] = (PPO, DPO)
+    stages: tuple[Wanted, ...] = (PPO, DPO)
     data: tuple[str, ...] = ()  # files, or a key of DATA_SETS; empty: the one that suits the template
     revision: str | None = None
     template: TemplateName | None = None
@@ -63,26 +79,14 @@ class NewOptions(NamedTuple):
     rewards: tuple[str, ...] = ()  # of PPO, RLOO and GRPO, as in `reward_funcs`; empty: the reward model
     start: PolicyStart | None = None  # where policies start; None: at the base if there are `rewards`, else at SFT
     task: str | None = None  # of reasoning-gym, instead of `data`
-    minutes: float | None = None  # that training may take, as projected; None: FIRST_MINUTES on a CPU, else no limit
+    minutes: float | None = None  # that training may take, as projected; None: as long as the rows say
     changes: Mapping[str, Any] = MappingProxyType({})  # keys of the section `data` about the rows of `data`
 
     @property
-    def policy_start(self) -> PolicyStart:
-        """Return where policies start."""
-        return self.start or ("base" if self.rewards else SFT)
-
-    @property
-    def budget(self) -> float | None:
-        """Return the minutes that training may take; None without a limit."""
-        return self.minutes or (FIRST_MINUTES if self.card.is_cpu else None)
-
-    @property
-    def has_reward_model(self) -> bool:
-        """Return whether the recipe has a reward model."""
-        return not self.rewards or MODEL_REWARD in self.rewards
-
-    @property
     def trained(self) -> tuple[TrainingName, ...]:
-        """Return the stages of the recipe that train, in order."""
-        has: dict[TrainingName, bool] = {SFT: self.policy_start == SFT, RM: self.has_reward_model}
+        """Return the stages of the recipe that train, in order: SFT and the reward model where others need them."""
+        start = self.start or ("base" if self.rewards else SFT)
+        sampled = not {*ONLINE}.isdisjoint(self.stages)
+        scored = sampled and (not self.rewards or MODEL_REWARD in self.rewards)
+        has: dict[TrainingName, bool] = {SFT: start == SFT or SFT in self.stages, RM: scored}
         return (*(stage for stage in has if has[stage]), *(stage for stage in POLICIES if stage in self.stages))

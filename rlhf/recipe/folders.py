@@ -42,8 +42,10 @@ def available(root: Path) -> list[Path]:
     return sorted(folders, key=lambda d: (d.parent.name, int(d.name[1:])))
 
 
-def resolve(hardware: str, root: Path) -> Path:
+def resolve(hardware: str, root: Path, own: str | None = None) -> Path:
     """Return the newest released version of the default recipe of `hardware`; its newest draft if none is released.
+
+    own: a stage that trains on files of the user's, for which the recipe with `default: own_data` comes first.
 
     Mistakes in other recipes do not count. Raises OptionError if there is no default recipe, and UserError if there is
     more than one or if a default one is wrong.
@@ -57,6 +59,8 @@ def resolve(hardware: str, root: Path) -> Path:
             section = content.get("hardware")
             name = str(section.get("name")) if isinstance(section, dict) else ""
             names.add(name)
+            if name == hardware and content.get("default") == "own_data" and own in content:
+                found["own data"] = directory
             if name == hardware and content.get("default") is True:
                 found[str(content.get("status"))] = directory  # available() puts the newest version last
                 defaults.add(directory.parent.name)
@@ -65,7 +69,7 @@ def resolve(hardware: str, root: Path) -> Path:
             f"--hw {hardware}: {' and '.join(sorted(defaults))} are both its default; set default: false in one"
         )
     if found:
-        chosen = found.get("released") or next(iter(found.values()))
+        chosen = found.get("own data") or found.get("released") or next(iter(found.values()))
         load(chosen)
         return chosen
     near = difflib.get_close_matches(hardware.lower(), names, 3, 0.4) or sorted(names - {""})

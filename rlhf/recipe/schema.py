@@ -200,7 +200,7 @@ class Recipe(Section):
     """All settings of a chain of stages. A recipe has an evaluation, and of the other stages those with a section."""
 
     status: Literal["draft", "released"]
-    default: bool  # true: `--hw` picks this one of the recipes of its hardware
+    default: bool | Literal["own_data"]  # `--hw` picks this one of its hardware; own_data: with --data
     description: Annotated[str, Field(max_length=1000)]
     hardware: Hardware
     seed: Seed
