@@ -12,6 +12,7 @@ from rlhf.files import JsonObject
 from rlhf.new.model import ModelFacts, ModelFiles
 from rlhf.new.options import NewOptions
 from rlhf.recipe import TrainingName
+from rlhf.recipe.context import context_length
 from rlhf.recipe.folders import available, default_root
 from rlhf.recipe.learning_rates import adapter_rate
 from rlhf.recipe.model_types import LEAN_TYPES
@@ -56,7 +57,8 @@ def initial(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> JsonOb
     content |= {stage: _stage(options, stage, recipes, width, chat) for stage in options.trained}
     like = [recipe for recipe in recipes if recipe.get(options.trained[-1])]
     content |= {"evaluate": _section(like, "evaluate"), "merge": {"stage": options.stages[-1]}}
-    return with_lengths(content, CPU_TOKENS // 2 if options.card.is_cpu else (options.max_length or TOKENS) // 2, None)
+    usual = CPU_TOKENS if options.card.is_cpu else TOKENS
+    return with_lengths(content, min(usual, context_length(facts.architecture) or usual) // 2, None)
 
 
 def _nearest(options: NewOptions, width: int) -> Iterator[JsonObject]:
