@@ -11,6 +11,7 @@ from rlhf.errors import UserError
 from rlhf.new import make as new
 from rlhf.new.options import NewOptions, card_of, stages_of
 from rlhf.plan import machine
+from rlhf.plan import plan as planning
 from rlhf.recipe.learning_rates import adapter_rate
 from rlhf.recipe.schema_model import Architecture
 from tests import models
@@ -46,7 +47,7 @@ def make(checkpoints, tmp_path, monkeypatch):
         if rows is not None:
             (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
             options["data"] = (str(tmp_path / "rows.jsonl"),)
-        predictor = predict or Predictor(row=1_000_000)
+        predictor: Any = predict or Predictor(row=1_000_000)
         folder = str(checkpoints / model)
         return new.make(tmp_path / "recipes", NewOptions(folder, card_of(card), **options), predictor, lambda _: None)
 
@@ -105,7 +106,7 @@ def test_a_card_gets_the_fastest_settings_that_fit(make):
 
 
 def test_minutes_choose_the_steps_and_refuse_nothing(make, monkeypatch):
-    monkeypatch.setattr(new.planning, "training_hours", lambda *_: {"sft": 1.0})
+    monkeypatch.setattr(planning, "training_hours", lambda *_: {"sft": 1.0})
     rows = [*CHATS, *({"messages": [*row["messages"], *row["messages"]]} for row in CHATS)] * 4
     made = make(rows, stages=("sft",), minutes=30)
     section: Any = made.loaded.recipe.sft
@@ -133,7 +134,7 @@ def test_what_says_how_rows_are_read_is_in_the_recipe(make):
         ({"data": ("hh",), "task": "chain_sum"}, "--task"),
         ({"rows": ANSWERED, "stages": ("dpo",)}, "rows.jsonl"),
         ({"rows": PAIRS, "name": "../x"}, "--name"),
-        ({"rows": PAIRS, "max_length": 4096}, "--max-length"),
+        ({"rows": PAIRS, "max_length": 4096}, "--max-length"),  # beyond the model's context
         ({"rows": PAIRS, "revision": "0" * 40}, "--revision"),
         ({"model": "absent"}, "--model"),
     ],

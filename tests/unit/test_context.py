@@ -7,14 +7,10 @@ import pytest
 import torch
 
 from rlhf import recipe
-from rlhf.errors import OptionError, UserError
+from rlhf.errors import UserError
 from rlhf.models.architecture import config_of
 from rlhf.models.loading import load_base
 from rlhf.models.support import check_lengths
-from rlhf.new.content import initial_content
-from rlhf.new.make import card_of
-from rlhf.new.model import describe, read_model
-from rlhf.new.options import NewOptions
 from rlhf.recipe import shape
 from rlhf.recipe.context import context_length
 from rlhf.recipe.schema_model import Architecture
@@ -85,12 +81,3 @@ def test_plan_and_run_refuse_what_the_architecture_does_not_repeat(short, tmp_pa
         with pytest.raises(UserError, match=said) as caught:
             attempt()
         assert "\n" not in str(caught.value)
-
-
-def test_new_refuses_a_length_that_was_asked_for_and_chooses_one_that_fits(short):
-    model, context = read_model(str(short), None), small().recipe.longest()
-    facts = describe(model, None)
-    options = NewOptions(model=str(short), card=card_of("24GB"), stages=("dpo",), data=("hh",))
-    assert initial_content(options, model, facts, None).max_length == context
-    with pytest.raises(OptionError, match=f"--max-length: {context + 1} tokens are more than .* context of {context}"):
-        initial_content(options._replace(max_length=context + 1), model, facts, None)
