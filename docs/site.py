@@ -23,7 +23,10 @@ from rlhf.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "CHANGELOG.md")
-INDEXES = ("recipes/README.md", "results/README.md", "peakmem/README.md", "peakmem/validation/README.md")
+INDEXES = (
+    *("recipes/README.md", "results/README.md", "bench/README.md"),
+    *("peakmem/README.md", "peakmem/validation/README.md"),
+)
 MODULES = ("masked", "logprobs", "kl", "gae", "rewards", "losses", "groups")  # of rlhf.objectives, in reading order
 LOADED = re.compile(  # with an address that names a host; links, which readers follow or not, are none
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*?\bsrc=[\"']?(?P<address>(?:https?:)?//[^\s\"'>]+)"
