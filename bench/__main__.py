@@ -17,6 +17,7 @@ from rlhf.plan.predict import Predictor
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import LengthsShape
+from rlhf.recipe.published import TIMES, verdict_of
 from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
@@ -141,7 +142,7 @@ def show(loaded: PinnedRecipe, record: Mapping[str, Any]) -> None:
     title = f"{loaded.name} {loaded.version} on {records.device_text(record['device'])}"
     rows_table(title, columns, [_cells(stage, row) for stage, row in stages.items()])
     if published := [*published_rows(loaded, stages)]:
-        rows_table("published for these settings", ("stage", "figure", "published", "measured"), published)
+        rows_table("published for these settings", ("stage", "figure", "published", "measured", "verdict"), published)
     screen.OUT.print(NOTE, style="dim")
 
 
@@ -163,13 +164,15 @@ def _cells(stage: str, row: StageSteps) -> tuple[str, ...]:
 
 
 def published_rows(loaded: PinnedRecipe, stages: Mapping[StageName, StageSteps]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each published cost of the measured stages; hours of another card are not compared."""
+    """Yield a row for each published cost of the measured stages; hours are projected here, and not judged."""
     for figure in loaded.figures:
         row = None if figure.stage == "all" else stages.get(figure.stage)
         if row is None or row.get("out_of_memory") or figure.metric is None:
             continue
         if (value := costs(row).get(figure.metric)) is not None:
-            yield figure.stage, figure.title, figure.text(), f"{value:.3g}"
+            others = [f for f in loaded.figures if (f.stage, f.metric) == (figure.stage, figure.metric)]
+            verdict = "" if figure.metric in TIMES else str(verdict_of(figure, value, others))
+            yield figure.stage, figure.title, figure.text(), f"{value:.3g}", verdict
 
 
 def costs(row: StageSteps) -> dict[str, float]:

@@ -4,6 +4,7 @@ A table stands between `<!-- NAME -->` and `<!-- /NAME -->`; TABLES has the name
 here.
 """
 
+import os
 import re
 import statistics
 from collections.abc import Callable, Mapping
@@ -15,9 +16,11 @@ import click
 from bench import records
 from bench.records import RECIPES, RESULTS, ROOT, device_text, read
 from rlhf import recipe as recipes
-from rlhf.plan import prediction_file, side_by_side
+from rlhf.plan import prediction_file, published_figures
 from rlhf.plan.phases import ON_HOST
+from rlhf.plan.plan import plan_of
 from rlhf.plan.predict import PREDICTED_STAGES
+from rlhf.recipe.published import NOT_COMPARED
 from rlhf.run import reader
 from rlhf.run.layout import METRICS, SAMPLES
 from rlhf.run.outcomes import Reproduction
@@ -228,10 +231,44 @@ def peaks() -> str:
     return markdown(("recipe", *stages), *rows)
 
 
+# -- the guides, and what a card measured ------------------------------------------------------------------------------
+
+
+def guides() -> str:
+    """Return every published peak beside its prediction for the guide's settings, by the pinned predictions."""
+    rows = []
+    for directory in recipes.available(RECIPES):
+        loaded, pinned = recipes.load(directory), prediction_file.read(directory)
+        if pinned is None or not any(figure.guide for figure in loaded.figures):
+            continue
+        for row in published_figures.compare(loaded, plan_of(loaded, prediction_file.stages_of(pinned))):
+            figure, value = row.figure, row.predicted
+            if figure.metric == "peak_vram_gb" and value is not None and row.verdict.word != NOT_COMPARED:
+                words = figure.text().removesuffix(" GB"), f"{value:.3g}", "–", str(row.verdict)
+                rows.append((loaded.name, figure.stage, *words))
+    return markdown(("recipe", "stage", "published, GB", "predicted", "measured", "verdict"), *rows)
+
+
+def ours() -> str:
+    """Return each stage's largest peak that a card measured beside the prediction of that day."""
+    rows = []
+    for file in sorted(RESULTS.rglob("*_memory-*.json")):
+        record = read(file)
+        phases = [phase for phase in record["measured"]["phases"] if "error" in phase]
+        for stage in dict.fromkeys(phase["stage"] for phase in phases):
+            of_stage = [phase for phase in phases if phase["stage"] == stage]
+            one = max(of_stage, key=lambda phase: phase["measured_bytes"])
+            sizes = (f"{one[key] / 1e9:.2f}" for key in ("predicted_bytes", "measured_bytes"))
+            place = f"[{device_text(record['device'])}]({os.path.relpath(file, ROOT)})"
+            rows.append((f"{record['recipe']} {record['version']}", stage, *sizes, f"{one['error']:+.1%}", place))
+    return markdown(("settings", "stage", "predicted, GB", "measured", "off by", "record"), *rows)
+
+
 # -- the pages ---------------------------------------------------------------------------------------------------------
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "guides": lambda: side_by_side.markdown(side_by_side.lines(RECIPES, RESULTS), ROOT) + "\n",
+    "guides": guides,
+    "ours": ours,
     "sums": sums,
     "peaks": peaks,
 }

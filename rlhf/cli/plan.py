@@ -13,7 +13,7 @@ from rlhf.cli.options import PRICE, memory_limit
 from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.errors import UserError
 from rlhf.plan import plan as planning
-from rlhf.plan import published_figures, side_by_side
+from rlhf.plan import published_figures
 from rlhf.plan.fit import USABLE, refuse_less_than_the_base
 from rlhf.plan.fit import fit as fitting
 from rlhf.plan.phases import ON_HOST
@@ -69,9 +69,6 @@ def plan(
     if published:
         figures = tuple(figure for figure in loaded.figures if stage in (None, figure.stage))
         tables.show_published(loaded, published_figures.compare(loaded._replace(figures=figures), made), as_json)
-        if not as_json:
-            root = loaded.directory.resolve().parents[1]
-            side_by_side.show(side_by_side.lines(root, root.parent / "results", loaded.name))
         return
     if as_json:
         click.echo(json.dumps(made.as_json(), indent=2))

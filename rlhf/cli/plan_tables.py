@@ -8,13 +8,14 @@ import click
 from rlhf.errors import UserError
 from rlhf.plan.fit import Fit
 from rlhf.plan.machine import LIBRARIES
-from rlhf.plan.plan import Plan, PlannedPhase, StageTime
+from rlhf.plan.plan import Plan, PlannedPhase, PlannedStage, StageTime
 from rlhf.plan.predict import card_needed_bytes
 from rlhf.plan.published_figures import ComparedFigure
+from rlhf.process.cuda import CONTEXT_BYTES, CONTEXT_SEEN
 from rlhf.recipe import PinnedRecipe, as_yaml, totals
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
-from rlhf.terminal.wording import gb
+from rlhf.terminal.wording import gb, number
 
 STAGE_COLUMNS = ("stage", "peak", "needs", "published", "verdict", "fewest hours", "hours projected", "cost")
 WITHOUT_CARD = {"cuda": "no card named", "cpu": "on the CPU", "host": "in the host's memory"}  # verdict on memory
@@ -83,7 +84,8 @@ def stage_rows(plan: Plan) -> list[tuple[str, ...]]:
     for stage, planned in plan.stages.items():
         ranges = ("-".join(dict.fromkeys(gb(x, 0) for x in ends if x)) for ends in planned.published_bytes or ())
         published = ", ".join(dict.fromkeys(ranges)) or "-"
-        verdict = {True: "fits", False: "DOES NOT FIT", None: WITHOUT_CARD[planned.in_memory_of]}[planned.fits]
+        fits = "tight" if _is_tight(plan, planned) else "fits"
+        verdict = {True: fits, False: "DOES NOT FIT", None: WITHOUT_CARD[planned.in_memory_of]}[planned.fits]
         verdict += f", {planned.verdict}" if planned.verdict else ""
         sizes = gb(planned.peak_bytes), gb(planned.card_needed_bytes)
         rows.append((stage, *sizes, published, verdict, *_time_cells([planned.time])))
@@ -91,6 +93,13 @@ def stage_rows(plan: Plan) -> list[tuple[str, ...]]:
     if len(chain) == len(totals.CHAIN) and None not in chain:
         rows.append((", ".join(totals.CHAIN), "", "", "", "", *_time_cells(chain)))
     return rows
+
+
+def _is_tight(plan: Plan, planned: PlannedStage) -> bool:
+    """Return whether a stage would not fit if the driver took as much of the card as beside the card measured."""
+    needs = planned.card_needed_bytes + planned.server_bytes + planned.reward_bytes
+    on_card = planned.in_memory_of == "cuda" and plan.card_bytes is not None
+    return on_card and needs + CONTEXT_SEEN - CONTEXT_BYTES > (plan.card_bytes or 0)
 
 
 def _time_cells(stages: Sequence[StageTime | None]) -> tuple[str, str, str]:
@@ -209,8 +218,7 @@ def show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure], as_json
         return
     cells = []
     for row in rows:
-        value = "" if row.predicted is None else str(row.predicted)
-        judgement = f"{row.basis}: {row.verdict}" if row.basis else str(row.verdict)
-        cells.append((row.figure.stage, row.figure.title, row.figure.text(in_full=True), value, judgement))
+        value = "" if row.predicted is None else number(float(f"{row.predicted:.3g}"))
+        cells.append((row.figure.stage, row.figure.title, row.figure.text(in_full=True), value, str(row.verdict)))
     columns = ("stage", "figure", "published", "predicted", "verdict")
     rows_table(f"{loaded.name} {loaded.version}: published figures and what is predicted", columns, cells)

@@ -121,7 +121,7 @@ def _figures_heading(targets: Iterable[Comparison]) -> str:
 
 def _verdict(outcome: Verdict) -> Text:
     """Return a verdict in its colour."""
-    colour = "green" if outcome.word in published.GOOD else "red" if outcome.word == published.MISSED else ""
+    colour = "green" if outcome.word in published.GOOD else "red" if outcome.word in published.BAD else ""
     return Text(str(outcome), style=colour)
 
 

@@ -14,7 +14,7 @@ from rlhf.files import write_json
 from rlhf.process.task import run_child, task_of
 from rlhf.recipe import PinnedRecipe, StageName, parents, published
 from rlhf.recipe.folders import no_section
-from rlhf.recipe.published import NOT_COMPARED, Figure, Verdict, verdict_of
+from rlhf.recipe.published import OPEN, Figure, Verdict, verdict_of
 from rlhf.recipe.stages import EVALUATE, STAGES, TRAINING_STAGES
 from rlhf.run import reader
 from rlhf.run.evidence import gains_over_start
@@ -276,14 +276,14 @@ def figure_verdict(figure: Figure, values: Sequence[float | None], verdicts: Seq
     range_text = figure.text()
     if figure.range_of_mean:
         range_text += f"; mean {wording.span(*figure.range_of_mean)}"
-    if all(verdict.word == NOT_COMPARED for verdict in verdicts):
+    if all(verdict.word in OPEN for verdict in verdicts):
         return range_text, str(verdicts[0])
     verdict = published.count(verdicts)
     if None not in values and (figure.guide or figure.range_of_mean):
         mean = statistics.mean(value for value in values if value is not None)
         mean_figure = figure.model_copy(update={"range": figure.range_of_mean or figure.range})
         mean_verdict = verdict_of(mean_figure, mean)
-        verdict += f", mean {mean_verdict.with_distance if figure.guide and mean_verdict.detail else mean_verdict.word}"
+        verdict += f", mean {mean_verdict if figure.guide else mean_verdict.word}"
     return range_text, verdict
 
 

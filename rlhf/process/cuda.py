@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # measured 140.9 MiB (studies/outside). An H200 had 2.2 to 2.3 GB in use above what was reserved, of which an unknown
 # part was in use before; records of the GPU benchmark now say how much (`idle_bytes`).
 CONTEXT_BYTES = 600_000_000
+CONTEXT_SEEN = 2_300_000_000  # beside the H200; what fits by less than the difference is called tight
 # The allocator's cache is emptied before a graph is captured where the card has fewer bytes left (the temporaries of a
 # decoding step are predicted to take at most 0.5 GiB in the recipes here), and before each n-th capture: the memory of
 # dropped graphs is returned in no other way.

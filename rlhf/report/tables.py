@@ -54,7 +54,7 @@ def figures(run: RunRecords, price: float | None) -> Table | None:
 
 def _figure(stage: str, figure: Figure, value: float | None, verdict: Verdict) -> list[str | Cell]:
     """Return the cells of a figure."""
-    kind = "good" if verdict.word in published.GOOD else "bad" if verdict.word == published.MISSED else ""
+    kind = "good" if verdict.word in published.GOOD else "bad" if verdict.word in published.BAD else ""
     return [stage, figure.title, figure.text(in_full=True), wording.number(value), Cell(str(verdict), kind)]
 
 

@@ -1,5 +1,6 @@
 """The comparison of what a stage measured with the published figures of its recipe, for summary.json."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -7,16 +8,25 @@ from typing import Literal, NamedTuple
 from rlhf.files import finite
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.chain import comparable
-from rlhf.recipe.published import Figure
+from rlhf.recipe.published import TIMES, Figure
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER, METRICS, MODEL
 from rlhf.terminal.wording import GB
 
 
-def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"]) -> list[Figure]:
-    """Return the figures of a stage with which a run of the recipe can be compared."""
-    of_stage = (figure for figure in loaded.figures if figure.stage == stage)
-    return [figure for figure in of_stage if comparable(figure, loaded.recipe, loaded.overrides)]
+def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"], device: str) -> list[Figure]:
+    """Return the figures of a stage with which a run of the recipe can be compared.
+
+    `device` is the card's name: a guide's hours are those of the guide's card.
+    """
+    other_card = re.sub(r"^\d+x", "", loaded.recipe.hardware.name) not in device.lower()
+    return [
+        figure
+        for figure in loaded.figures
+        if figure.stage == stage
+        and comparable(figure, loaded.recipe, loaded.overrides)
+        and not (figure.guide and figure.metric in TIMES and other_card)
+    ]
 
 
 def comparison(figure: Figure, values: Mapping[str, float]) -> records.Comparison:

@@ -248,8 +248,8 @@ class StageRun:
             result_sha256={str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
             metrics={name: finite(value) for name, value in metrics.items()},
             findings=self._findings(),
-            targets=[comparison(figure, values) for figure in figures(self.loaded, self.stage)],
-            all_stages=figures(self.loaded, "all"),
+            targets=[comparison(figure, values) for figure in figures(self.loaded, self.stage, manifest.device.name)],
+            all_stages=figures(self.loaded, "all", manifest.device.name),
         )
         for folder in (found for pattern in RESULT_FOLDERS for found in self.path.glob(pattern)):
             sync_tree(folder)
