@@ -1,7 +1,7 @@
 """The recipe that a command's options lead to."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rlhf.recipe.names import is_gguf
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.small import random_weights_changes
 from rlhf.recipe.stages import PRETRAIN, StageName
-from rlhf.run.named import NamedRun, edits_since, named_run, recipe_of
+from rlhf.run.named import NamedRun, recipe_of
 from rlhf.terminal import say
 
 RECIPE_ROOT = "rlhf.recipes"  # key of a command's --recipe-root in click's context
@@ -53,8 +53,6 @@ class Choice:
         with _of_options():
             changes = recipes.parse_overrides(self.changes)
         if self.run is not None:
-            if not quiet and (edits := edits_since(self.run, recipes_root(), self.directory)):
-                say(edits)
             return recipe_of(self.run, recipes_root(), self.directory, changes, merging)
         directory = self.directory_of_recipe(stage)
         as_written = recipes.load(directory).recipe  # without options, whose mistakes come below
@@ -163,14 +161,3 @@ def recipes_root() -> Path:
     """Return the folder in which --hw looks: --recipe-root, or the default."""
     context = click.get_current_context(silent=True)
     return (context.meta.get(RECIPE_ROOT) if context else None) or default_root()
-
-
-def tell_if_edited(runs: Iterable[Path]) -> None:
-    """Print which of these runs have a recipe that was edited since, for a command that reads their records alone.
-
-    A damaged run, and one whose recipe is elsewhere, is left to the command.
-    """
-    for directory in runs:
-        with suppress(UserError):
-            if edits := edits_since(named_run(directory), recipes_root()):
-                say(edits)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.choice import recipes_root, tell_if_edited
+from rlhf.cli.choice import recipes_root
 from rlhf.cli.options import OUTPUT, existing_files, run_or_stage
 from rlhf.evaluation import compare
 from rlhf.evaluation.compare import COMPARED_POLICIES, PolicyComparison, PolicyEvaluation
@@ -50,7 +50,6 @@ def compare_runs(
     """
     if len(runs) < 2 or len(scored) not in (0, len(runs)):
         raise click.UsageError("name two runs or more, and --scored once for each or not at all")
-    tell_if_edited(run.directory for run in runs)
     policy = stage or _policy(runs[0])
     evaluations: list[PolicyEvaluation] = []
     for run, file in zip(runs, scored or [None] * len(runs), strict=True):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.choice import Choice, tell_if_edited
+from rlhf.cli.choice import Choice
 from rlhf.cli.options import SEED
 from rlhf.cli.recipe_options import pair_options
 from rlhf.errors import UserError
@@ -96,7 +96,6 @@ def judge(
 def _pairs(choice: Choice, out: Path, a: str | None, b: str | None) -> PairedAnswers:
     """Return the pairs of two policies' answers in a run, or in that of the chosen recipe below the runs root `out`."""
     if choice.run is not None:
-        tell_if_edited([choice.run.directory])
         return pair_answers(choice.run.directory, a, b)
     loaded = choice.load()
     return pair_answers(out / loaded.name / loaded.version, a, b)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from rlhf.cli.choice import Choice, tell_if_edited
+from rlhf.cli.choice import Choice
 from rlhf.cli.options import OUTPUT, PRICE, run_directories, typed_options
 from rlhf.cli.recipe_options import chooses_recipe
 from rlhf.errors import OptionError, UserError
@@ -33,7 +33,6 @@ def report(choice: Choice, runs: Sequence[Path], out: Path, to: Path | None, pri
     if not runs:
         loaded = choice.load()
         runs = [out / loaded.name / loaded.version]
-    tell_if_edited(runs)
     for run in runs:
         write(run, to or run / page.REPORT, price)
 

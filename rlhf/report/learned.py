@@ -54,7 +54,7 @@ def _of_gain(gain: Gain) -> str:
     """Return what a policy learned as a sentence: the metric before and after, with its interval and prompts."""
     policy, start = TITLES[gain.stage], START_IN_WORDS[gain.origin]
     ends = "" if gain.end_interval is None else " (95 %: {:.3g} to {:.3g})".format(*sorted(gain.end_interval))
-    course = f"from {gain.start:.3g} ({start}) to {gain.end:.3g}{ends}{of_prompts(gain.prompts)}"
+    course = f"from {gain.start:.3g} ({start}) to {gain.end:.3g}{ends}{of_prompts(gain.prompts)}{gain.caveats()}"
     verb = {IS_BETTER: "raised", IS_WORSE: "lowered"}.get(gain.verdict)
     if verb:
         return f"{policy} {verb} the {gain.name} {course}."

@@ -135,18 +135,22 @@ class Gain(NamedTuple):
         """Return whose gain it is, over what: `PPO against SFT`."""
         return f"{STAGE_TABLE[self.stage].title} against {START_IN_WORDS[self.origin]}"
 
+    def caveats(self) -> str:
+        """Return what else to know of the figures, as clauses that follow them; "" for nothing."""
+        text = ""
+        if any(self.no_verdict):
+            before, after = (f"{100 * share:.3g} %" for share in self.no_verdict)
+            text += f"; of the answers {before} before and {after} after have no verdict and count nowhere"
+        if self.chosen_among is not None:
+            text += f"; these prompts also chose the policy among {self.chosen_among} checkpoints, so it looks too good"
+        return text
+
     def in_words(self) -> str:
         """Return the gain with its interval, number of prompts and verdict, and how to know where that is not known."""
         text = f"{self.value:+.2f}{self.unit and ' '}{self.unit}"
         if self.interval is not None:
             text += f" (95 %: {self.interval[0]:+.2f} to {self.interval[1]:+.2f})"
-        if any(self.no_verdict):
-            before, after = (f"{100 * share:.3g} %" for share in self.no_verdict)
-            text += f" of answers with a verdict ({before} before and {after} after have none)"
-        text += of_prompts(self.prompts)
-        text += f": {self.verdict}"
-        if self.chosen_among is not None:
-            text += f"; these prompts also chose the policy among {self.chosen_among} checkpoints, so it looks too good"
+        text += f"{of_prompts(self.prompts)}: {self.verdict}{self.caveats()}"
         return text if self.verdict != NOT_KNOWN else f"{text}; {way_to_know(self.value, self.interval, self.prompts)}"
 
 

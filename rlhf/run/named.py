@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.recipe import Changes, PinnedRecipe, StageName, as_yaml, load
-from rlhf.recipe.chain import changed_settings
 from rlhf.recipe.stages import POLICIES, REWARD_MODELS, STAGES, stage_name
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import MANIFEST, REMAKING
@@ -128,24 +127,6 @@ def recipe_of(
     if not merging or merge is None or not mergeable or merge.stage == run.stage or _MERGED in further:
         return loaded
     return loaded.with_changes({_MERGED: run.stage})
-
-
-def edits_since(run: NamedRun, root: Path, directory: Path | None = None) -> str | None:
-    """Return in words that a run's recipe, which `recipe_of` finds, was edited since; None if it was not.
-
-    They name the settings in which the run's stages differ from it. Raises what `recipe_of` raises.
-    """
-    made = settings_of(run)
-    loaded = load(_recipe_folder(run, made, root, directory), made.overrides, made.seed)
-    if loaded.sha256 == made.recipe_sha256:
-        return None
-    by_stage = {
-        stage: changed_settings(manifest.settings.plain(), loaded.recipe, stage)
-        for stage, manifest in _manifests(run).items()
-    }
-    keys = ", ".join(dict.fromkeys(key for changed in by_stage.values() for key in changed))
-    what = f"its stages have other {keys}" if keys else "no stage of it has other settings"
-    return f"{loaded.directory / 'recipe.yaml'} was edited since {run} was made: {what}"
 
 
 def _recipe_folder(run: NamedRun, made: RunSettings, root: Path, typed: Path | None) -> Path:

