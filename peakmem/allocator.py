@@ -11,7 +11,6 @@ in float16 the replay errs by at most 0.73 %, with rising addresses by -8.9 to +
 """
 
 from bisect import bisect_left, insort
-from math import inf
 
 MIB = 1 << 20
 MIN_BLOCK = 512  # kMinBlockSize: sizes are multiples of it
@@ -145,11 +144,6 @@ class Allocator:
         """Note that a private pool's graph is gone (notifyCaptureDestroy): empty_cache may return its memory."""
         if private in self._pools:
             self._freeable.add(private)
-
-    @property
-    def room(self) -> float:
-        """Return the bytes that the card has left, infinity without a capacity."""
-        return inf if self.capacity is None else self.capacity - self.reserved
 
     def reset_peaks(self) -> None:
         """Reset the peaks, as torch.cuda.reset_peak_memory_stats does."""

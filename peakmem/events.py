@@ -51,9 +51,8 @@ new_event = tuple.__new__  # makes an Event in half the time; a deep model has h
 BEGIN = "begin"  # of a phase
 PRODUCT = "product"  # the first matrix product of a thread, which makes cuBLAS's workspace
 CAPTURE = "capture"  # of a CUDA graph, which may first empty the allocator's cache
-CAPTURE_INTO = "capture into "  # and the name of a pool: likewise, of a graph that shares the memory of others
 CAPTURED = "captured"  # the end of a capture
-DROPPED = "dropped"  # no graph is left, but for those with a shared pool
+DROPPED = "dropped"  # no graph is left
 EMPTIED = "emptied"  # the allocator's cache, by the program
 PASS = "pass"  # the start or the end of a forward or backward pass; nothing happens in the allocator
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from peakmem.allocator import Allocator, Block
-from peakmem.events import BEGIN, CAPTURE, CAPTURE_INTO, CAPTURED, DROPPED, EMPTIED, PRODUCT, Event, Reserved
+from peakmem.events import BEGIN, CAPTURE, CAPTURED, DROPPED, EMPTIED, PRODUCT, Event, Reserved
 
 # On a full card blocks are placed differently than on one with room: stages of 4090-llama2-7b v2, replayed on cards of
 # just the size that they need, needed up to 1.2 % more than what was held at the peak.
@@ -18,15 +18,14 @@ def replay(
     workspace: int = 0,
     capacity: int | None = None,
     emptied_every: int = 1,
-    capture_room: int = 0,
 ) -> dict[str, Reserved]:
     """Return the reserved bytes of each phase by its name, WHOLE for all events.
 
     An inner phase counts for the outer ones too.
 
     `workspace` is that of cuBLAS in bytes; a captured graph has one of its own. `capacity` as in Allocator. The cache
-    is emptied before each `emptied_every`-th capture, by default before each, as torch.cuda.graph does it, and where
-    fewer than `capture_room` bytes of the capacity are left. Raises OutOfMemory if the capacity does not suffice.
+    is emptied before each `emptied_every`-th capture, by default before each, as torch.cuda.graph does it. Raises
+    OutOfMemory if the capacity does not suffice.
     """
     allocator = Allocator(expandable, capacity)
     highest = _highest(events)
@@ -34,7 +33,6 @@ def replay(
     peaks: dict[Name, Reserved] = {(): Reserved(0, 0, 0)}
     graph = 0
     capturing: object = None  # the private pool of a graph
-    shared: set[str] = set()  # pools that several graphs share
     for index, (storage, size, phase, name) in enumerate(events):
         if storage is not None:
             if size > 0:
@@ -48,18 +46,11 @@ def replay(
             allocator.malloc(workspace, capturing)
         elif name == CAPTURE:
             graph += 1
-            if graph % emptied_every == 0 or allocator.room < capture_room:
+            if graph % emptied_every == 0:
                 allocator.empty_cache()
             capturing = graph
             if workspace:
                 blocks[-graph] = allocator.malloc(workspace, capturing)
-        elif name.startswith(CAPTURE_INTO):
-            allocator.empty_cache()
-            capturing = name
-            if name not in shared and workspace:  # of the program's own thread and of autograd's
-                allocator.malloc(workspace, capturing)
-                allocator.malloc(workspace, capturing)
-            shared.add(name)
         elif name == CAPTURED:
             capturing = None
         elif name == EMPTIED:
@@ -94,23 +85,11 @@ def _needed(allocator: Allocator) -> int:
 
 
 def _highest(events: Sequence[Event]) -> set[int]:
-    """Return the indices of the events after which most is taken, of each phase; the end counts as one too.
-
-    That is what is allocated. A pool that graphs share counts with the most that it has held.
-    """
+    """Return the indices of the events after which most is allocated, of each phase; the end counts as one too."""
     most: dict[Name, tuple[int, int]] = {}
-    outside = inside = kept = 0  # what is allocated outside of pools and in one; the most that has been in one
-    pooled: set[int] = set()
-    capturing = False
-    for index, (storage, size, phase, name) in enumerate(events):
-        if storage is None:
-            capturing = name.startswith(CAPTURE_INTO) or (capturing and name != CAPTURED)
-        elif storage in pooled or (capturing and size > 0):
-            pooled.add(storage)
-            inside += size
-            kept = max(kept, inside)
-        else:
-            outside += size
-        if outside + kept > most.get(phase, (-1, 0))[0]:  # never after a release: a phase begins with a mark
-            most[phase] = outside + kept, index
+    total = 0
+    for index, (_, size, phase, _) in enumerate(events):
+        total += size
+        if total > most.get(phase, (-1, 0))[0]:  # never after a release: a phase begins with a mark
+            most[phase] = total, index
     return {index for _, index in most.values()} | {len(events) - 1}

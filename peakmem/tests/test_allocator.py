@@ -4,8 +4,6 @@ import pytest
 
 from peakmem.allocator import (
     MIB,
-    MIN_BLOCK,
-    SMALL_SEGMENT,
     Allocator,
     OutOfMemory,
     rounded,
@@ -42,17 +40,6 @@ def test_segments_of_fixed_size(size, segment):
 # -- cases by hand -----------------------------------------------------------------------------------------------------
 
 
-def test_small_blocks_share_a_segment():
-    """2 MiB hold two blocks of 1 MiB, or 4096 of 512 bytes; the next one takes another segment."""
-    for size in (MIB, MIN_BLOCK):
-        allocator = Allocator(expandable=False)
-        for _ in range(SMALL_SEGMENT // size):
-            allocator.malloc(size)
-        assert allocator.reserved == allocator.allocated == 2 * MIB
-        allocator.malloc(1)
-        assert allocator.reserved == 4 * MIB
-
-
 def test_a_large_block_keeps_a_rest_of_at_most_one_mib():
     """12 MiB for 11.5 MiB: half a MiB is not split off, and counts as allocated. Of 20 MiB for 2 MiB the rest is."""
     allocator = Allocator(expandable=False)
@@ -87,15 +74,6 @@ def test_of_free_blocks_of_one_size_that_of_the_newest_segment_is_taken():
     assert [allocator.malloc(64 * MIB) for _ in range(3)] == blocks[::-1]
 
 
-def test_fixed_segments_are_never_joined():
-    """Two free segments of 20 MiB are no room for 40: the classic fragmentation."""
-    allocator = Allocator(expandable=False)
-    for block in [allocator.malloc(20 * MIB), allocator.malloc(20 * MIB)]:
-        allocator.free(block)
-    allocator.malloc(40 * MIB)
-    assert allocator.reserved == 80 * MIB
-
-
 def test_an_expandable_segment_grows_by_pages():
     """2 MiB pages for small blocks and 20 MiB pages for large ones, only as many as the free end does not cover."""
     allocator = Allocator(expandable=True)
@@ -115,28 +93,6 @@ def test_free_blocks_of_an_expandable_segment_are_joined():
         allocator.free(block)
     allocator.malloc(40 * MIB)
     assert allocator.reserved == 40 * MIB
-
-
-def test_a_block_that_can_grow_is_the_last_choice():
-    """The free end of a segment counts with all that it could become, so that a hole further down is filled first."""
-    allocator = Allocator(expandable=True)
-    hole, kept, end = allocator.malloc(12 * MIB), allocator.malloc(20 * MIB), allocator.malloc(3 * MIB)
-    address = hole.address
-    allocator.free(end)
-    allocator.free(hole)
-    assert allocator.malloc(6 * MIB).address == address, "although the end, of 8 MiB, fits more closely"
-    assert kept.allocated
-
-
-def test_of_blocks_that_can_grow_the_one_with_least_room_is_taken():
-    """Free are 8 MiB before an unmapped page, 12 that cannot grow, and the segment's end, which has most room."""
-    allocator = Allocator(expandable=True)
-    start = allocator.malloc(12 * MIB).address
-    hole = allocator.malloc(40 * MIB)
-    allocator.malloc(2 * MIB)
-    allocator.free(hole)
-    allocator.empty_cache()  # of 12 to 52 MiB, the page from 20 to 40
-    assert allocator.malloc(2 * MIB).address == start + 40 * MIB
 
 
 @BOTH
@@ -195,11 +151,3 @@ def test_a_graph_s_pool_is_apart_until_it_is_released(expandable):
     assert (allocator.reserved, allocator.releasable()) == (40 * MIB, 40 * MIB)
     allocator.empty_cache()
     assert allocator.reserved == 0
-
-
-def test_a_block_is_freed_once():
-    allocator = Allocator(expandable=True)
-    block = allocator.malloc(1)
-    allocator.free(block)
-    with pytest.raises(AssertionError, match="freed twice"):
-        allocator.free(block)

@@ -65,23 +65,6 @@ def test_a_4bit_weight_is_unpacked_where_the_library_unpacks_it(card, model):
             ), (out, inner, rows)
 
 
-def test_the_rows_up_to_which_decoding_stays_fused():
-    """bitsandbytes 0.50.2; another version may choose otherwise, and then docs/internals.md is to be corrected."""
-    pytest.importorskip("bitsandbytes")
-
-    def fused(card: str, model: str) -> int:
-        shapes = SHAPES[model]
-        return next(
-            rows - 1
-            for rows in range(1, 65)
-            if any(bitsandbytes.unpacks_4bit(CARDS[card].gpu, torch.bfloat16, rows, *shape) for shape in shapes)
-        )
-
-    models = ("llama2-7b", "llama2-13b", "mistral-7b")
-    assert [fused("4090", model) for model in models] == [8, 8, 8]
-    assert [fused("h100", model) for model in models] == [5, 5, 5]
-
-
 def inside(card: Gpu, rows: int, out: int, inner: int) -> int:
     """Bytes that the stand-in counts inside one product with a 4-bit weight whose scales are 8-bit."""
     x = torch.empty(rows, inner, dtype=torch.bfloat16, device=META)

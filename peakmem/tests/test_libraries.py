@@ -2,9 +2,7 @@
 
 import gc
 import os
-import runpy
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,29 +93,6 @@ def test_the_score_head_is_no_part_of_the_base():
     del model
 
 
-def test_the_head_that_learns_is_a_head_too():
-    """peft keeps the original head beside the one that learns: two of 256 bytes."""
-    with tracker(1000) as found:
-        model = lora(scorer(), "SEQ_CLS")
-        model(input_ids=torch.zeros(2, 5, dtype=torch.int64)).logits.sum().backward()
-        gc.collect()
-        with record_function("load"):
-            pass
-    components = parts(found.peaks()["load"])
-    assert components["heads"] == 2 * 512
-    assert components["gradients"] == LORA + 512
-
-
-def test_tied_embeddings_count_once():
-    with tracker(1000) as found:
-        model = causal(tie_word_embeddings=True)
-        gc.collect()
-        with record_function("load"):
-            pass
-    assert parts(found.peaks()["load"])["base"] == BASE + BUFFERS - 4 * 1000 * 64
-    del model
-
-
 @pytest.mark.parametrize(("vocab_size", "is_logits"), [(32_000, True), (32_768, True), (151_936, False)])
 def test_a_tile_of_trl_s_head_is_logits_where_it_holds_whole_rows(vocab_size, is_logits):
     with tracker(vocab_size) as found:
@@ -184,8 +159,3 @@ def test_a_symbol_that_a_version_lacks_is_named_and_the_rest_goes_on(monkeypatch
     version = transformers.__version__
     assert line.startswith(f"peakmem: transformers {version} has no transformers.trainer:Trainer._save_checkpoint")
     assert stand_in.peaks()["train"].bytes == 512
-
-
-def test_the_example_predicts_a_loop_of_transformers(capsys):
-    runpy.run_path(str(Path(__file__).parents[1] / "examples" / "loop.py"), run_name="__main__")
-    assert "backward   1.677 GB allocated, 1.812 reserved" in capsys.readouterr().out
