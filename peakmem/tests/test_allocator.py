@@ -54,26 +54,6 @@ def test_a_large_block_keeps_a_rest_of_at_most_one_mib():
     assert exactly.allocated == exactly.reserved == 12 * MIB
 
 
-def test_the_smallest_block_that_is_large_enough_is_taken():
-    allocator = Allocator(expandable=False)
-    large, middle = allocator.malloc(40 * MIB), allocator.malloc(30 * MIB)
-    addresses = large.address, middle.address
-    allocator.free(large)
-    allocator.free(middle)
-    assert allocator.malloc(29 * MIB + MIB // 2).address == addresses[1]
-    assert allocator.malloc(29 * MIB).address == addresses[0]
-    assert allocator.reserved == 70 * MIB
-
-
-def test_of_free_blocks_of_one_size_that_of_the_newest_segment_is_taken():
-    """Its address is the lowest."""
-    allocator = Allocator(expandable=False)
-    blocks = [allocator.malloc(64 * MIB) for _ in range(3)]
-    for block in blocks:
-        allocator.free(block)
-    assert [allocator.malloc(64 * MIB) for _ in range(3)] == blocks[::-1]
-
-
 def test_an_expandable_segment_grows_by_pages():
     """2 MiB pages for small blocks and 20 MiB pages for large ones, only as many as the free end does not cover."""
     allocator = Allocator(expandable=True)
@@ -96,36 +76,6 @@ def test_free_blocks_of_an_expandable_segment_are_joined():
 
 
 @BOTH
-def test_emptying_the_cache_returns_what_is_free_as_a_whole(expandable):
-    """Fixed: segments without a block. Expandable: pages without one."""
-    allocator = Allocator(expandable)
-    first, second, third = (allocator.malloc(30 * MIB) for _ in range(3))
-    allocator.free(second)
-    before = allocator.reserved
-    expected = 20 * MIB if expandable else 30 * MIB  # of bytes 30 to 60 one whole page, 40 to 60
-    assert allocator.releasable() == expected
-    allocator.empty_cache()
-    assert allocator.reserved == before - expected
-    assert allocator.releasable() == 0
-    allocator.free(first)
-    allocator.free(third)
-    allocator.empty_cache()
-    assert allocator.reserved == allocator.allocated == 0
-
-
-def test_unmapped_pages_are_mapped_again_before_the_segment_grows():
-    allocator = Allocator(expandable=True)
-    first, second = allocator.malloc(40 * MIB), allocator.malloc(20 * MIB)
-    address = first.address
-    allocator.free(first)
-    allocator.empty_cache()
-    assert allocator.reserved == 20 * MIB
-    assert allocator.malloc(25 * MIB).address == address
-    assert allocator.reserved == 60 * MIB
-    assert second.allocated
-
-
-@BOTH
 def test_a_full_card_gets_its_cache_back_before_it_is_out_of_memory(expandable):
     allocator = Allocator(expandable, capacity=100 * MIB)
     allocator.free(allocator.malloc(50 * MIB))
@@ -136,18 +86,3 @@ def test_a_full_card_gets_its_cache_back_before_it_is_out_of_memory(expandable):
         allocator.malloc(60 * MIB)
     allocator.free(kept)
     allocator.malloc(60 * MIB)
-
-
-@BOTH
-def test_a_graph_s_pool_is_apart_until_it_is_released(expandable):
-    allocator = Allocator(expandable)
-    allocator.free(allocator.malloc(40 * MIB))
-    allocator.free(allocator.malloc(40 * MIB, private="graph"))
-    assert allocator.reserved == 80 * MIB, "what is free elsewhere is not used"
-    allocator.empty_cache()
-    assert allocator.reserved == 40 * MIB, "the graph still writes there when it is replayed"
-    assert allocator.releasable() == 0
-    allocator.release("graph")
-    assert (allocator.reserved, allocator.releasable()) == (40 * MIB, 40 * MIB)
-    allocator.empty_cache()
-    assert allocator.reserved == 0

@@ -65,37 +65,6 @@ def test_a_4bit_weight_is_unpacked_where_the_library_unpacks_it(card, model):
             ), (out, inner, rows)
 
 
-def inside(card: Gpu, rows: int, out: int, inner: int) -> int:
-    """Bytes that the stand-in counts inside one product with a 4-bit weight whose scales are 8-bit."""
-    x = torch.empty(rows, inner, dtype=torch.bfloat16, device=META)
-    packed = torch.empty(out * inner // 2, 1, dtype=torch.uint8, device=META)
-    nested = {
-        "absmax_8bit": torch.empty(out * inner // 64, dtype=torch.uint8, device=META),
-        "absmax_code": torch.empty(256, device=META),
-        "absmax_offset": torch.empty((), device=META),
-    }
-    scales = torch.empty(out * inner // 64 // 256, device=META)
-    with StandIn("cuda", ("decode",), 10**9, card) as stand_in, record_function("decode"):
-        torch.ops.bitsandbytes.gemm_4bit.default(x, packed, [out, inner], scales, 64, "nf4", **nested)
-    return max(parts.get("kernels", 0) for parts in stand_in.peaks()["decode"].by_operation.values())
-
-
-def test_an_unpacked_weight_takes_its_memory_on_the_card_that_unpacks_it():
-    pytest.importorskip("bitsandbytes")
-    weight, scales = 2 * 4096 * 4096, 2 * 4 * 4096 * 4096 // 64
-    assert inside(CARDS["4090"].gpu, 8, 4096, 4096) == 0
-    assert inside(CARDS["4090"].gpu, 9, 4096, 4096) == weight + scales
-    assert inside(CARDS["h100"].gpu, 8, 4096, 4096) == weight + scales
-    assert inside(CARDS["4090"].gpu, 9, 11008, 4096) == 0 < inside(CARDS["h100"].gpu, 33, 11008, 4096)
-
-
-def test_a_library_without_the_choice_counts_as_unpacking(monkeypatch):
-    monkeypatch.setattr(bitsandbytes, "cuda_backend", lambda: None)
-    bitsandbytes.unpacks_4bit.cache_clear()
-    assert bitsandbytes.unpacks_4bit(CARDS["4090"].gpu, torch.bfloat16, 1, 4096, 4096)
-    bitsandbytes.unpacks_4bit.cache_clear()
-
-
 # -- optimizers --------------------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,6 @@ import pytest
 
 from peakmem import predict as predict_program
 from peakmem import report
-from peakmem.__main__ import _options as options_of
-from peakmem.events import NotPredicted
 
 PACKAGE = Path(__file__).parents[1]
 LOOP = """
@@ -155,41 +153,3 @@ def test_a_verdict_is_of_the_interval(card, verdict, tmp_path, monkeypatch):
     Path("train.py").write_text("import torch\nx = torch.zeros(2**28, device='cuda')")
     found = predict_program("train.py", card=card)
     assert found.verdict == verdict and found.fits is (verdict == "fits")
-
-
-def test_a_program_that_leaves_the_card_alone_is_told_so(tmp_path):
-    assert "nothing on the card" in predict(tmp_path, "print(1)", code=3)[0]["message"]
-
-
-def test_a_table_of_positions_is_no_vocabulary(tmp_path):
-    """Its rows are often as many as a layer is wide, whose weights and states would be taken for logits."""
-    wide = "self.head, self.places, self.wide = nn.Linear(64, 5000), nn.Embedding(1024, 64), nn.Linear(1024, 64)"
-    text = LOOP.replace("self.head = nn.Linear(64, 5000)", wide)
-    text = text.replace("return self.head(x)", "return self.head(x + self.wide(x.new_ones(1024)))")
-    found, _ = predict(tmp_path, text.replace("DEPTH", "1").replace("EXTRA", ""))
-    assert found["parts"]["optimizer states"] >= 2 * 4 * (2 * 5000 * 64 + 1024 * 64)
-
-
-@pytest.mark.parametrize(
-    ("program", "module"),
-    [("nope.py", False), ("nope", True)],
-)
-def test_a_program_that_does_not_exist_is_named(program, module):
-    with pytest.raises(NotPredicted, match=program):
-        predict_program(program, module=module)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--steps", "0"], "--steps: '0'"),
-        (["--batches", "two"], "--batches: 'two'"),
-        (["--card", "24"], "--card: '24'"),
-        (["--card", "0GB"], "--card: '0GB'"),
-        (["--fit", "batch-size"], "--fit needs a card"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(options, said, capsys):
-    with pytest.raises(SystemExit):
-        options_of([*options, "train.py"])
-    assert said in capsys.readouterr().err

@@ -2,8 +2,8 @@
 
 import pytest
 
-from peakmem.depth import NotAligned, align, deepen, releases_in_order
-from peakmem.events import BEGIN, Event, StorageKind
+from peakmem.depth import align, deepen
+from peakmem.events import BEGIN, Event
 from peakmem.replaying import replay
 from peakmem.stacks import Stack
 
@@ -91,15 +91,6 @@ def test_what_is_reserved_is_that_of_the_real_depth(layers, expandable):
     assert found == replay(training(layers), expandable)
 
 
-def lists(layers: int) -> list[Event]:
-    """What foreach optimizers make: a tensor like each weight, one after another, of few different sizes."""
-    program = Program()
-    sizes = [9, *(size for _ in range(layers) for size in (3, 1, 1, 3, 5, 5, 5)), 2]
-    for _ in range(2):
-        program.release(*[program.make("sqrt", size * MIB) for size in sizes])
-    return program.events
-
-
 def test_each_storage_is_released_once_and_after_it_was_made():
     alive = set()
     for event in deepen(training(2), training(4), 40).events:
@@ -108,29 +99,6 @@ def test_each_storage_is_released_once_and_after_it_was_made():
             alive.add(event.storage)
         elif event.bytes < 0:
             alive.remove(event.storage)
-
-
-def test_depths_that_were_rehearsed_are_returned_as_they_are():
-    assert deepen(training(2), training(4), 2).events == training(2)
-    assert deepen(training(2), training(4), 4).events == training(4)
-
-
-def test_an_odd_depth_is_rounded_up():
-    assert deepen(training(2), training(4), 7) == deepen(training(2), training(4), 8)
-
-
-def growing(layers: int) -> list[Event]:
-    """Weights, and one tensor with a part for each layer."""
-    program = Program()
-    program.begin("train")
-    for _ in range(layers):
-        program.make("weight", MIB)
-    program.release(program.make("stack", 4 * MIB * layers))
-    return program.events
-
-
-def _kinds(events: list[Event]) -> list[StorageKind]:
-    return ["base" if event.name.startswith("weight") else "temporaries" for event in events if event.bytes > 0]
 
 
 def hybrid(layers: int) -> list[Event]:
@@ -150,12 +118,6 @@ def test_layers_of_several_kinds_repeat_in_periods(layers, depths):
     assert deepen(hybrid(depths[0]), hybrid(depths[1]), layers, depths).events == hybrid(layers)
 
 
-def test_phases_that_differ_are_an_error():
-    other = [e._replace(phase=("other",)) if e.phase == ("evaluate",) else e for e in training(4)]
-    with pytest.raises(NotAligned, match="the phases at 2 and 4 layers are not the same"):
-        deepen(training(2), other, 8)
-
-
 def test_an_alignment_has_the_fewest_insertions():
     def places(few: str, more: str) -> str:
         """`more`, with what was inserted in capitals."""
@@ -168,20 +130,3 @@ def test_an_alignment_has_the_fewest_insertions():
     assert sum(c.isupper() for c in places("aefz", "aefefefz")) == 4
     assert places("hxt", "hxyxyt") in ("hxYXYt", "hXYxYt", "hXYXyt")
     assert places("", "ab") == "AB"
-
-
-def test_fewer_events_with_more_layers_are_an_error():
-    with pytest.raises(NotAligned, match="fewer events"):
-        align([("a", 1)] * 3, [("a", 1)] * 2)
-
-
-def test_releases_that_follow_each_other_come_in_the_order_of_birth():
-    """Garbage is collected in an order of its own; a release stays before the allocation after it."""
-    program = Program()
-    a, b, c = (program.make("x", MIB) for _ in range(3))
-    program.release(c, a)
-    d = program.make("y", MIB)
-    program.release(d, b)
-    released = [event.storage for event in releases_in_order(program.events) if event.bytes < 0]
-    assert released == [a, c, b, d]
-    assert [event.bytes for event in releases_in_order(program.events)] == [event.bytes for event in program.events]

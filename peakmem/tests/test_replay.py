@@ -3,10 +3,8 @@
 import pytest
 
 from peakmem.allocator import MIB, OutOfMemory
-from peakmem.events import BEGIN, CAPTURE, CAPTURED, DROPPED, PRODUCT, Event
+from peakmem.events import BEGIN, PRODUCT, Event
 from peakmem.replaying import TIGHT, replay
-
-ROOM = 2 << 30  # bytes that a capture wants to find
 
 
 class Events:
@@ -79,33 +77,3 @@ def test_each_thread_s_first_product_makes_a_workspace():
     events.mark(PRODUCT)
     assert replay(events.recorded, True, workspace=8 * MIB)[""].allocated == 18 * MIB
     assert replay(events.recorded, True)[""].allocated == 2 * MIB
-
-
-def test_a_captured_step_has_memory_of_its_own():
-    """A capture takes 30 MiB and a workspace of 8 in two pages of its own, held until the graph is dropped."""
-    events = Events()
-    events.release(events.make(100 * MIB))
-    events.mark(BEGIN, "decode")
-    events.mark(CAPTURE)
-    events.release(events.make(30 * MIB))
-    events.mark(CAPTURED)
-    events.release(events.make(30 * MIB))
-    events.mark(BEGIN, "after")
-    events.make(1)
-    with_room = replay(events.recorded, True, 8 * MIB, emptied_every=8)
-    assert with_room["decode"].reserved == with_room["after"].reserved - 2 * MIB == 140 * MIB
-    always = replay(events.recorded, expandable=True, workspace=8 * MIB)
-    assert always["decode"].needed == round(40 * MIB * (1 + TIGHT)), "torch.cuda.graph gives the rest back"
-
-
-def test_dropped_graphs_return_their_memory_at_every_eighth_capture():
-    """Each has a page of 20 MiB of its own."""
-    events = Events()
-    for number in range(1, 10):
-        events.mark(BEGIN, f"rollout {number}")
-        events.mark(CAPTURE)
-        events.release(events.make(20 * MIB))
-        events.mark(CAPTURED)
-        events.mark(DROPPED)
-    reserved = replay(events.recorded, expandable=True, emptied_every=8)
-    assert [reserved[f"rollout {n}"].reserved // (20 * MIB) for n in (1, 2, 7, 8, 9)] == [1, 2, 7, 7, 2]

@@ -171,27 +171,6 @@ def test_weights_gradients_and_states_of_a_linear_layer():
     assert left["optimizer"] == 2 * size + 2 * 512
 
 
-class HashedByContent(nn.Linear):
-    """A module as torchmetrics has them: it cannot be hashed before it is complete."""
-
-    def __init__(self) -> None:
-        super().__init__(32, 32, bias=False)
-        self.state = 1
-
-    def __hash__(self) -> int:
-        return hash(self.state)
-
-
-def test_a_module_that_hashes_by_its_content_is_followed_and_may_be_converted():
-    with tracker() as found:
-        layer = HashedByContent()
-        layer(torch.zeros(1, 32)).sum().backward()
-        with record_function("train"):
-            torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight.detach()))  # fails with weak references
-    assert parts(found.peaks()["train"])["base"] == 4 * KB
-    assert not hasattr(layer.weight, "_watched")
-
-
 def test_logits_are_known_by_their_vocabulary():
     """Not a vector, not integers, not what is narrower or wider, such as the inside of an MLP."""
     with tracker(1000) as found:
@@ -203,17 +182,6 @@ def test_logits_are_known_by_their_vocabulary():
     del kept
 
 
-def test_a_label_counts_from_the_first_on():
-    with tracker() as found:
-        x, y = kilobytes(1), kilobytes(2)
-        found.label(x.view(2, -1), "kv_cache")
-        found.label(x, "base")
-        found.label(None, "base")
-        found.label(torch.zeros(9, device="meta"), "base")
-    assert parts(found.peaks()[""]) == {"kv_cache": KB, "buffers": 2 * KB}
-    del y
-
-
 def test_paged_memory_stands_beside_the_peak():
     with tracker() as found, record_function("train"):
         x, y = kilobytes(1), kilobytes(2)
@@ -223,19 +191,6 @@ def test_paged_memory_stands_beside_the_peak():
     assert (peak.bytes, peak.paged) == (2 * KB, 2 * KB)
     assert "paged" not in parts(peak)
     del x, z
-
-
-def test_what_is_made_while_paused_is_not_there():
-    with tracker() as found:
-        with found.paused():
-            x = kilobytes(8)
-            with pytest.raises(ZeroDivisionError), found.paused():
-                raise ZeroDivisionError
-            z = kilobytes(4)  # the outer block goes on after the inner one
-        y = kilobytes(1)
-        del x, z
-    assert found.peaks()[""].bytes == KB
-    del y
 
 
 # -- kernels and operations --------------------------------------------------------------------------------------------
@@ -317,19 +272,6 @@ def test_autograd_adds_gradients_in_place():
     assert len(released) == len(set(released)), "each once"
 
 
-def test_a_parameter_s_gradients_are_added_in_place():
-    """Two backward passes: the second one's gradient goes into the first one's, which stays labelled."""
-    with tracker() as found:
-        layer = nn.Linear(128, 64, bias=False)
-        with record_function("train"):
-            for _ in range(2):
-                layer(torch.zeros(1, 128)).sum().backward()
-            with record_function("decode"):
-                pass
-    assert sums(found.events()) == []
-    assert parts(found.peaks()["train/decode"])["gradients"] == 32 * KB
-
-
 def test_a_sum_that_python_code_makes_in_a_backward_pass_is_made():
     class Twice(torch.autograd.Function):
         @staticmethod
@@ -346,11 +288,3 @@ def test_a_sum_that_python_code_makes_in_a_backward_pass_is_made():
     with tracker() as found:
         Twice.apply(x).sum().backward()
     assert sums(found.events()) == [4 * KB]
-
-
-def test_the_first_product_of_each_thread_is_marked():
-    with tracker() as found:
-        layer = nn.Linear(128, 64)
-        for _ in range(2):
-            layer(torch.zeros(2, 128)).sum().backward()
-    assert [e.name for e in found.events() if e.storage is None] == ["product", "product"]

@@ -8,9 +8,8 @@ import pytest
 
 from rlhf.errors import UserError
 from rlhf.stages.online.judge_reward import EASY, JudgeReward, mark
-from rlhf.stages.online.rewards import find
 from tests.e2e.judges import Reply, Stub, parts, stubs
-from tests.helpers import beside, content_of, grouped, rlhf, run_stages
+from tests.helpers import beside, content_of, grouped, run_stages
 
 
 @pytest.fixture(autouse=True)
@@ -100,26 +99,6 @@ def test_the_mark_of_a_reply(reply, expected):
     assert mark(reply, 10) == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("rubric='a', url='127.0.0.1', model='m'", "url is, for example"),
-        ("rubric=' ', url='http://x/v1', model='m'", "must not be empty"),
-        ("rubric='a', url='http://x/v1', model='m', at_once=0", "at_once"),
-        ("rubric='a', url='http://x/v1', model='m', most=0", "most must be above 0"),
-        ("url='http://x/v1', model='m'", "rubric"),
-    ],
-)
-def test_impossible_options_are_refused(options, expected):
-    with pytest.raises(UserError, match=rf"^grpo.reward_funcs: judge\(.*{expected}"):
-        find(f"judge({options})", "grpo.reward_funcs")
-
-
-def test_nobody_at_the_address_is_one_line():
-    with pytest.raises(UserError, match=r"^no endpoint answers at http://127.0.0.1:9/v1 .* check the judge's url$"):
-        judge("http://127.0.0.1:9/v1")(["p"], ["a"])
-
-
 def test_grpo_learns_from_a_judge_and_its_questions_are_counted(stub, trained, tmp_path):
     server = stub(kind)
     name = f"judge(rubric='Long is good.', url='{server.url}', model='m')"
@@ -131,14 +110,3 @@ def test_grpo_learns_from_a_judge_and_its_questions_are_counted(stub, trained, t
     lines = (out / "cpu-tiny/v1/grpo/judged.jsonl").read_text().splitlines()
     assert len(lines) == calls
     assert content_of(out / "cpu-tiny/v1/grpo/summary.json")["metrics"]["reward_judge"] > 0
-
-
-def test_a_judge_is_tried_on_junk_before_training(stub, tmp_path, monkeypatch, capsys):
-    """It likes long answers, and gets no question about an empty one."""
-    server = stub(kind)
-    rows = [{"prompt": f"Name {n}.", "completion": f"It is {n}."} for n in range(3)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    name = f"judge(rubric='Long is good.', url='{server.url}', model='m')"
-    code, out, err = rlhf(monkeypatch, capsys, "reward", name, "--data", tmp_path / "rows.jsonl")
-    assert code == 3 and "junk: endless" in out, err
-    assert not [question for question in about(server) if parts(question)[1] == ""]

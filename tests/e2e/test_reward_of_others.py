@@ -20,13 +20,11 @@ from transformers import (
 
 from rlhf.errors import UserError
 from rlhf.models.classifier import Classifier
-from rlhf.plan.reward_models import beside as taken_beside
-from rlhf.plan.reward_models import known_size
 from rlhf.recipe import PinnedRecipe
 from rlhf.stages.online.model_reward import ModelReward
 from rlhf.stages.online.rewards import find
 from tests import models as tiny
-from tests.helpers import GROUP, beside, content_of, not_none, run_stages, small
+from tests.helpers import GROUP, beside, content_of, run_stages, small
 from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")
@@ -108,23 +106,6 @@ def test_scores_are_those_that_transformers_gives_each_text_alone(tmp_path, kind
     assert chosen([MESSAGES] * len(ANSWERS), ANSWERS) == pytest.approx(normal, abs=1e-5)
 
 
-def test_in_nf4_it_takes_the_memory_that_is_planned(tmp_path):
-    pytest.importorskip("bitsandbytes")
-    vocabulary = len(tiny.tokenizer(tmp_path))
-    wide = SHAPE | {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 2}
-    full = Qwen2ForSequenceClassification(Qwen2Config(vocab_size=vocabulary, **wide))
-    full.save_pretrained(tmp_path)
-    model = Classifier(str(tmp_path), None, "cpu", packed=True)
-    texts = [model.encode(MESSAGES, answer)[0] for answer in ANSWERS]
-    apart, together = model.scores(texts, 1), model.scores(texts, 3)
-    assert [row[0] for row in together] == pytest.approx([row[0] for row in apart], abs=1e-4)
-    held = sum(x.numel() * x.element_size() for x in model.model.parameters())
-    reward = f"reward_model(name='{tmp_path}', quantization='nf4')"
-    model_reward: Any = find(reward, "x").function
-    planned, _ = not_none(known_size(small().recipe, model_reward))
-    assert held < planned < 1.05 * held < 0.4 * sum(x.numel() * 4 for x in full.parameters())
-
-
 def test_texts_that_are_too_long_keep_their_end(tmp_path):
     folder = checkpoint(tmp_path, "bert")
     reward = ModelReward(name=str(folder), label=0)
@@ -182,21 +163,6 @@ def test_the_same_run_has_the_same_bytes(run, trained, tmp_path):
         assert (again / ROOT / "grpo" / name).read_bytes() == (out / ROOT / "grpo" / name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("name='some/model'", "a name on the hub needs revision, the 40-digit commit"),
-        ("name='some/model', revision='main'", "needs revision"),
-        ("name='.', quantization='int8'", "quantization is 'none' or 'nf4'"),
-        ("name='.', sd=0.0", "sd must be above 0"),
-        ("", "name"),
-    ],
-)
-def test_options_that_cannot_be_used_are_refused_before_the_first_stage(options, said):
-    with pytest.raises(UserError, match=said):
-        find(f"reward_model({options})", "grpo.reward_funcs")
-
-
 def test_checkpoints_that_give_no_reward_are_refused_when_a_run_begins(tmp_path):
     def opened(folder: object, **options: object) -> None:
         written = "".join(f", {key}={value!r}" for key, value in options.items())
@@ -211,16 +177,3 @@ def test_checkpoints_that_give_no_reward_are_refused_when_a_run_begins(tmp_path)
     (bert / "model.safetensors").write_bytes(b"0" * 64)
     with pytest.raises(UserError, match="safetensors"):
         opened(bert, label=1)
-
-
-def test_their_memory_is_in_the_plan(tmp_path):
-    loaded, held = rewarded(tmp_path), []
-    for kind in ("qwen2", "bert"):
-        model = AutoModelForSequenceClassification.from_pretrained(checkpoint(tmp_path / kind, kind))
-        held.append(sum(x.numel() * x.element_size() for x in model.parameters()))
-    work = 8 * loaded.recipe.longest() * (16 * 16 + 6 * 32) * 4  # of a batch in float32
-    assert taken_beside(loaded.recipe, "grpo") == (sum(held) + work, [])
-    assert taken_beside(loaded.recipe, "evaluate") == taken_beside(loaded.recipe, "grpo")
-    assert taken_beside(loaded.recipe, "sft") == (0, [])
-    card = loaded.with_changes({"hardware.device": "cuda", "hardware.name": "RTX 4090", "hardware.memory_gb": 24})
-    assert taken_beside(card.recipe, "grpo") == (max(held) + work, [])

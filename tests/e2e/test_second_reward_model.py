@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from rlhf.data.split import conversation_key
-from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe
 from rlhf.run.directory import StageRun
 from rlhf.stages.corpus import load_corpus
-from rlhf.stages.online.checkpoints import check_best_by
 from tests.helpers import TWO_STEPS, beside, content_of, run_stages, small
 from tests.lines import read_intact_lines
 
@@ -86,40 +84,6 @@ def test_it_chooses_the_checkpoint_where_the_recipe_says_so(done, tmp_path):
     assert found["best_by"] == "second_score" and len(found["checkpoints"]) == 2
     assert found["best_step"] == summary["metrics"]["best_step"] == chosen["step"]
     assert "best_by" not in content_of(done / ROOT / "ppo/checkpoints/best.json")
-
-
-@pytest.mark.parametrize(
-    ("best_by", "funcs", "known"),
-    [
-        ("second", ["model"], "score, second_score, true_reward"),
-        ("reward_length", ["model", "regex(pattern='a')"], "score, second_score, true_reward, reward_regex"),
-        (
-            "second_score",
-            ["regex(pattern='a')", "regex(pattern='b')"],
-            "score, true_reward, reward_regex, reward_regex_2",
-        ),
-    ],
-)
-def test_what_no_checkpoint_is_measured_by_is_refused_before_the_first_stage(best_by, funcs, known):
-    recipe = with_second(ppo__best_by=best_by, ppo__reward_funcs=funcs, ppo__normalize_scores=False).recipe
-    with pytest.raises(UserError, match=f"ppo.best_by: {best_by} is not one of {known}, which ppo measures"):
-        check_best_by(recipe, "ppo", recipe.online()["ppo"])
-    for name in known.split(", "):
-        named = with_second(ppo__best_by=name, ppo__reward_funcs=funcs, ppo__normalize_scores=False).recipe
-        check_best_by(named, "ppo", named.online()["ppo"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"second_rm": None}, "both data.second_rm_fraction and a second_rm section, or neither"),
-        ({"data__second_rm_fraction": None}, "both data.second_rm_fraction and a second_rm section, or neither"),
-        ({"rm": None, "ppo": None, "merge": None}, "second_rm needs a section rm"),
-    ],
-)
-def test_a_recipe_has_all_of_it_or_none(changes, said):
-    with pytest.raises(UserError, match=said):
-        with_second(**changes)
 
 
 class _Quiet(StageRun):

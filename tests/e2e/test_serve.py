@@ -84,14 +84,6 @@ def test_the_likeliest_answer_is_the_models_own(done, client):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (prompt_tokens, 6)
 
 
-def test_answers_stream_and_a_seed_repeats_them(client):
-    def stream() -> str:
-        parts = client.chat.completions.create(model=NAME, messages=SAID, max_tokens=6, seed=3, stream=True)
-        return "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-
-    assert stream() == stream() != ""
-
-
 def test_a_template_writes_what_training_wrote(done):
     tokenizer = AutoTokenizer.from_pretrained(done / NAME)
     for said in (SAID, SAID[1:], [*SAID, {"role": "assistant", "content": "Hi.\n"}, SAID[1]]):
@@ -99,14 +91,6 @@ def test_a_template_writes_what_training_wrote(done):
         assert written == tokenizer.bos_token + render_hh([Message(row["role"], row["content"]) for row in said])
     with pytest.raises(Exception, match="only the first message"):
         tokenizer.apply_chat_template([*SAID, SAID[0]], tokenize=False)
-
-
-def test_weights_may_be_read_by_whoever_may_read_the_other_files(done):
-    """A server may run under another user, and safetensors writes for its own user alone."""
-    for folder in ("merge/model", "sft/adapter", "pretrain/model"):
-        files = [file for file in (done / "cpu-tiny/v1" / folder).iterdir() if file.is_file()]
-        assert any(file.suffix == ".safetensors" for file in files)
-        assert len({file.stat().st_mode for file in files}) == 1, folder
 
 
 def test_the_merged_model_samples_as_it_was_evaluated(done):
@@ -134,23 +118,6 @@ def started(monkeypatch, capsys):
         return folder, command, err
 
     return of
-
-
-def test_what_is_missing_is_said(tmp_path, monkeypatch, capsys):
-    code, _, err = rlhf(monkeypatch, capsys, "serve", "--hw", "cpu", "--out", str(tmp_path))
-    assert code == 1 and "merge has not been run (" in err
-
-
-def test_a_program_that_is_not_installed_is_named(done, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(ROOT)
-    code, _, err = rlhf(monkeypatch, capsys, "serve", done / "cpu-tiny/v1", "--engine", "vllm")
-    assert code == 2 and "--engine vllm: there is no command vllm here; install it" in err
-
-
-def test_a_model_that_was_merged_in_another_root_is_served_from_there(done, tmp_path, started):
-    folder, words, _ = started(*OPTIONS, "--out", tmp_path, "--reuse", done, "--engine", "transformers")
-    assert folder == done and (done / words[5] / "config.json").exists()
 
 
 @pytest.mark.parametrize("rest", [[], ["--"], ["--", "--dtype", "half"]])

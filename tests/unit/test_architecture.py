@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf.errors import UserError
 from rlhf.models import decoding_layers
 from rlhf.models.architecture import architecture_of, config_of, shape_differences
-from rlhf.models.traits import logit_scale, ropes, sliding_window
+from rlhf.models.traits import logit_scale, ropes
 from rlhf.recipe.model_types import RMS_NORMS, TESTED
 from rlhf.recipe.schema_model import Architecture
 from tests import models
@@ -44,15 +43,6 @@ def test_the_width_of_a_head_is_that_of_transformers(kind, given):
     assert model.get_decoder().layers[0].self_attn.head_dim == architecture.head_width
 
 
-def test_older_names_of_keys_are_read():
-    """As Llama 3.1's config.json has them."""
-    rope = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    older = {"rope_theta": 500000.0, "rope_scaling": {**rope, "rope_type": "llama3"}}
-    section = architecture_of({**models.architecture("llama", vocab_size=64, rope_parameters=None), **older})
-    assert section["rope_parameters"] == {**rope, "rope_type": "llama3", "rope_theta": 500000.0}
-    assert "rope_theta" not in section and "rope_scaling" not in section
-
-
 def test_a_key_that_the_type_does_not_have_is_named():
     with pytest.raises(UserError, match=r"model\.architecture\.window: MistralConfig of transformers has no"):
         config_of(of("mistral", window=5))
@@ -60,34 +50,11 @@ def test_a_key_that_the_type_does_not_have_is_named():
         config_of(Architecture.model_validate(models.architecture("llama") | {"model_type": "lama"}))
 
 
-def test_a_value_of_another_kind_is_one_line():
-    with pytest.raises(UserError, match=r"^model\.architecture: .*rms_norm_eps") as error:
-        config_of(of("qwen3", rms_norm_eps="small"))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("kind", "key"), [("gpt2", "intermediate_size"), ("bloom", "intermediate_size")])
-def test_a_configuration_without_a_key_that_every_architecture_has_is_one_line(kind, key):
-    with pytest.raises(UserError, match=f"cannot describe a {kind} model, which has no {key}$"):
-        architecture_of(AutoConfig.for_model(kind).to_dict())
-
-
 def test_as_many_key_value_heads_as_heads_may_be_written_as_null():
     config = AutoConfig.for_model("nemotron", **models.SIZES | {"vocab_size": 64, "num_key_value_heads": None})
     section = architecture_of(config.to_dict())
     assert section["num_key_value_heads"] == config.num_attention_heads
     assert shape_differences(Architecture.model_validate(section), config) == {}
-
-
-class Other(nn.Module):
-    """Another output layer."""
-
-    def __init__(self, head: nn.Linear, change):
-        super().__init__()
-        self.weight, self.head, self.change = head.weight, head, change
-
-    def forward(self, hidden):
-        return self.change(self.head(hidden))
 
 
 @pytest.mark.parametrize(
@@ -103,18 +70,6 @@ def test_every_rope_of_a_model_is_known():
     assert [rope["rope_theta"] for rope in ropes(AutoConfig.for_model("llama"))] == [1e4]
     assert [rope["rope_theta"] for rope in ropes(AutoConfig.for_model("gemma3_text"))] == [1e4, 1e6]
     assert ropes(AutoConfig.for_model("gpt2")) == [{}]
-
-
-def _scaled(output: Any) -> Any:
-    output.logits = 2 * output.logits
-    return output
-
-
-@pytest.mark.parametrize(
-    ("kind", "window"), [("llama", None), ("mistral", 16), ("gemma3_text", 16), ("qwen2", None), ("olmo3", 16)]
-)
-def test_a_window_is_found_in_the_types_that_have_one(kind, window):
-    assert sliding_window(config_of(of(kind))) == window
 
 
 @pytest.mark.parametrize("kind", sorted(set(TESTED) - {"gemma3_text"}))

@@ -79,17 +79,6 @@ def test_the_header_parses_and_names_what_is_known(run):
     assert "/home/ann" not in text and 'from_pretrained("org/Base-1B", revision="abc123")' in text
 
 
-def test_a_base_of_a_package_has_the_licence_that_its_file_states(tmp_path):
-    model = {"source": "package", "name": None, "files": [{"package": "llm", "version": "1.0", "file": "a/b.gguf"}]}
-    base = {"licence": "apache-2.0", "sha256": "3" * 64}
-    stage(tmp_path, "grpo", manifest={**MANIFEST, "settings": {"model": model}, "base": base})
-    text = card.page(tmp_path, "grpo")
-    assert header(text)["license"] == "apache-2.0" and "base_model" not in header(text)
-    assert "3" * 64 in text
-    stage(tmp_path, "sft", manifest={**MANIFEST, "base": {"licence": "not stated"}})
-    assert "license" not in header(card.page(tmp_path, "sft"))
-
-
 def test_figures_are_those_of_an_evaluation_of_these_weights_else_the_stage_s_own(run):
     own = results(card.page(run, "grpo"))
     assert "0.047 before, 0.5 after; +0.45: not known yet" in own
@@ -129,25 +118,3 @@ def test_pages_follow_the_records_and_belong_to_no_result(run):
     assert "+0.55" not in first and "+0.55" in (run / "grpo/adapter/README.md").read_text()
     (run / "grpo/adapter/README.md").write_bytes(b"\xff, of an editor")
     check_result(run / "grpo", not_none(read_summary(run / "grpo")))
-
-
-def test_a_page_that_an_older_result_counts_as_its_own_stays(run):
-    page = run / "grpo/adapter/README.md"
-    page.write_text("older")
-    write_records(run / "grpo", MANIFEST, {"metrics": OWN, "result_sha256": {"adapter/README.md": sha256(page)}})
-    card.write(run)
-    assert page.read_text() == "older"
-
-
-def test_settings_of_another_shape_make_a_page_too(tmp_path):
-    shapes: list[Any] = [{"files": 3, "name": 4}, {"files": ["a"], "source": "hub"}, [], None]
-    for number, model in enumerate(shapes):
-        stage(tmp_path / str(number), "sft", manifest={**MANIFEST, "settings": {"model": model}})
-        assert header(card.page(tmp_path / str(number), "sft"))["library_name"] == "peft"
-
-
-def test_a_file_s_name_does_not_break_the_table(tmp_path):
-    named = {"sha256": "1" * 64, "files": [{"name": "a|b.jsonl", "sha256": "2" * 64}]}
-    stage(tmp_path, "grpo", manifest={**MANIFEST, "data": named}, metrics=OWN)
-    row = next(line for line in card.page(tmp_path, "grpo").splitlines() if "b.jsonl" in line)
-    assert row.replace(r"\|", "").count("|") == 3

@@ -1,7 +1,6 @@
 """The command line: what it refuses and where, chains of stages, and what a signal or a failure leaves."""
 
 import importlib.util
-import inspect
 import json
 import re
 import shlex
@@ -14,7 +13,6 @@ from pathlib import Path
 import click
 import pytest
 
-import rlhf as package
 from rlhf import cli
 from rlhf.cli.choice import Choice
 from rlhf.cli.entry import COMMANDS
@@ -23,8 +21,6 @@ from rlhf.process.task import Task
 from rlhf.recipe import load, parse_overrides
 from tests.helpers import RECIPE, SMALL, beside, noted, rlhf, task_of
 from tests.records import summary_of
-
-SOURCE = Path(package.__file__).parent
 
 
 @pytest.fixture
@@ -106,11 +102,6 @@ def test_what_is_not_the_recipes_has_a_root_of_its_own(choice, root):
     assert choice.root_of_runs() == Path(root)
 
 
-def test_a_bytes_argument_that_no_manifest_could_hold_is_refused(command):
-    code, _, err = command("run", "ppo", "--hw", "cpu", "--out", "\udcff")
-    assert code == 2 and "UTF-8" in err
-
-
 def test_every_command_has_its_help(command):
     code, out, _ = command("--help")
     assert code == 0 and all(re.search(rf"^  {name} ", out, re.M) for name in COMMANDS)
@@ -131,12 +122,6 @@ def test_a_command_is_imported_when_it_is_asked_for():
     code = "import sys, rlhf.cli; heavy = {'torch', 'transformers', 'datasets', 'numpy', 'rlhf.stages', 'rlhf.data'}; "
     code += "assert not heavy & {*sys.modules}, heavy & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("module", ["rlhf", "rlhf.cli"])
-def test_the_package_runs_as_the_command(module):
-    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True)
-    assert done.returncode == 0 and package.__version__ in done.stdout
 
 
 # -- chains ----------------------------------------------------------------------------------------------------------
@@ -217,29 +202,6 @@ def test_a_chain_is_numbered_and_its_outcome_printed_once(command, trained, tmp_
     assert "next: " not in printed and "the chain so far" not in printed
 
 
-def test_a_stage_that_runs_alone_has_no_number(command, trained, monkeypatch):
-    monkeypatch.setattr("rlhf.stages.runner.execute", refuse)
-    _, out, _ = command("run", "rm", "--with-parents", "--recipe", RECIPE, "--out", trained, *changes())
-    assert "sft: done" in out and "stage " not in out
-
-
-def test_few_files_lie_between_the_command_and_a_stage(command, trained, tmp_path, monkeypatch):
-    """Those whose functions are entered and not yet left where the stage's own code begins."""
-    entered: list[str] = []
-
-    def run_stage(*_):
-        files = [Path(frame.filename) for frame in inspect.stack()[1:]]
-        entered.extend(str(file.relative_to(SOURCE)) for file in files if file.is_relative_to(SOURCE))
-        refuse()
-
-    monkeypatch.setattr("rlhf.stages.runner.import_stage", lambda stage: run_stage)
-    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
-    command("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", out, *changes())
-    assert {*entered} == {f"cli/{name}.py" for name in ("entry", "guard", "recipe_options", "train")} | {
-        "stages/runner.py"
-    }
-
-
 def test_a_signal_ends_a_chain_in_one_line(tmp_path):
     words = [sys.executable, "-m", "rlhf.cli", "run", "sft", "--with-parents", "--recipe", str(RECIPE)]
     options = ["--out", str(tmp_path), "--no-preflight", *changes(**{"pretrain.max_steps": 100_000})]
@@ -287,12 +249,6 @@ def test_if_needed_says_in_one_line_that_nothing_is_to_do(command, trained):
     assert code == 0
     assert out.startswith(f"sft: done before ({trained / 'cpu-tiny/v1/sft'}); nothing was run\n")
     assert "perplexity" in out and "written to" not in out
-
-
-def test_restarting_a_finished_stage_says_why_nothing_was_run_and_how_to_run_it_again(command, trained):
-    code, out, err = command("run", "sft", "--recipe", RECIPE, "--out", trained, "--restart", *changes())
-    assert code == 0 and "nothing was run" in out
-    assert "--restart is for unfinished runs" in err and "choose another --out" in err
 
 
 def test_if_needed_skips_a_stage_that_the_recipe_lacks(command, tmp_path):

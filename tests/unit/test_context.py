@@ -8,12 +8,9 @@ import torch
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.models.architecture import config_of
 from rlhf.models.loading import load_base
-from rlhf.models.support import check_lengths
 from rlhf.recipe import shape
 from rlhf.recipe.context import context_length
-from rlhf.recipe.schema_model import Architecture
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 from tests import models
@@ -40,16 +37,6 @@ CPU = torch.device("cpu")
 )
 def test_the_context_is_that_of_the_config_with_its_ropes_scaling(config, expected):
     assert context_length(config) == expected
-
-
-def test_the_configuration_of_a_loaded_model_has_the_same_context_as_its_file():
-    for kind in models.KINDS:
-        section = models.architecture(kind)
-        config = config_of(Architecture.model_validate(section))
-        assert context_length(config.to_dict()) == context_length(section) == 512, kind
-        check_lengths(config, {"sft.max_length": 512}, kind)
-        with pytest.raises(UserError, match=r"^sft\.max_length: 513 tokens are more than the model's context of 512"):
-            check_lengths(config, {"sft.max_length": 513}, kind)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """CUDA settings that can be checked without a GPU: variables, the choice of kernels, the memory cap."""
 
-import contextlib
-import gc
 import os
 import subprocess
 import sys
@@ -16,7 +14,7 @@ import torch
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import cuda
-from rlhf.process.torch_setup import device_of, set_up_torch
+from rlhf.process.torch_setup import set_up_torch
 from tests.helpers import small
 
 ROOT = Path(__file__).parents[2]
@@ -114,14 +112,6 @@ finally:
     assert "--hw cpu" in done.stderr
 
 
-@pytest.mark.parametrize(("built_for", "expected"), [(None, "`rm -r .venv`"), ("13.0", "see `nvidia-smi`")])
-def test_a_torch_without_cuda_is_told_from_a_machine_without_a_gpu(monkeypatch, built_for, expected):
-    monkeypatch.setattr(torch.version, "cuda", built_for)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=expected):
-        device_of(small(hardware__device="cuda").recipe)
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_cudnn_attention_is_off_and_determinism_is_as_the_recipe_says(environment, kernels, deterministic):
     torch.backends.cuda.enable_cudnn_sdp(True)
@@ -165,107 +155,3 @@ def test_a_cap_is_a_share_of_the_card_without_the_context(monkeypatch):
     monkeypatch.delenv("RLHF_VRAM_CAP")
     cuda.cap_memory(torch.device("cuda"))
     assert len(shares) == 3
-
-
-class Recorder:
-    """Stands for torch.cuda's streams, for a graph and for the allocator: notes what is called on it.
-
-    invalid: CUDA refuses what was captured. leaves: the allocator ends the capture all the same, as torch 2.13's does.
-    """
-
-    def __init__(self, invalid: bool = False, leaves: bool = True) -> None:
-        self.called: list[str] = []
-        self.invalid, self.leaves = invalid, leaves
-        self.underway: list[object] = []  # pools that a capture allocates in
-        self.uses = 0  # of the pool
-
-    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-        self.called.append(f"begin {capture_error_mode}")
-        self.underway.append(pool)
-        self.uses += 1
-
-    def capture_end(self) -> None:
-        self.called.append("end")
-        if self.leaves or not self.invalid:
-            self.end_allocation(0, self.underway[-1])
-        if self.invalid:
-            raise RuntimeError("operation failed due to a previous error during capture")
-
-    def end_allocation(self, device: int, pool: object) -> None:
-        if pool not in self.underway:
-            raise RuntimeError("not currently recording")
-        self.underway.remove(pool)
-
-    def release(self, device: int, pool: object) -> None:
-        self.uses -= 1
-
-    def wait_stream(self, stream: object) -> None:
-        self.called.append("wait")
-
-
-def stand_for_cuda(patch: pytest.MonkeyPatch, recorder: Recorder, free: int = 2**40, cap: float = 1.0) -> None:
-    """Let a recorder stand for a card of 64 GiB of which torch holds 31."""
-    cuda._capture_stream.cache_clear()
-    patch.setattr(torch.cuda, "mem_get_info", lambda: (free, 64 * 2**30))
-    patch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: cap)
-    patch.setattr(torch.cuda, "memory_reserved", lambda: 31 * 2**30)
-    patch.setattr(torch.cuda, "synchronize", lambda: None)
-    patch.setattr(torch.cuda, "empty_cache", lambda: recorder.called.append("empty"))
-    patch.setattr(torch.cuda, "Stream", lambda: recorder)
-    patch.setattr(torch.cuda, "current_stream", lambda: recorder)
-    patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    patch.setattr(torch.cuda, "current_device", lambda: 0)
-    patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    patch.setattr(torch._C, "_cuda_endAllocateToPool", recorder.end_allocation)
-    patch.setattr(torch._C, "_cuda_releasePool", recorder.release)
-
-
-@pytest.mark.parametrize(
-    ("free", "cap", "emptied"), [(2**31, 1.0, False), (2**31 - 1, 1.0, True), (2**40, 0.5, True)], ids=str
-)
-def test_the_cache_is_emptied_before_a_capture_only_on_a_full_card(monkeypatch, free, cap, emptied):
-    """A card of 64 GiB of which torch holds 31; half of it is the last case's cap. The capture ends in any case.
-
-    On a card with room the memory of dropped graphs is returned at every eighth capture.
-    """
-    recorder = Recorder()
-    stand_for_cuda(monkeypatch, recorder, free, cap)
-    graph: Any = recorder
-    with pytest.raises(ZeroDivisionError), cuda.capturing(graph):
-        recorder.called.append("step")
-        raise ZeroDivisionError
-    assert recorder.called == [*["empty"] * emptied, "wait", "begin thread_local", "step", "end"]
-    recorder.called.clear()
-    for _ in range(2 * cuda.EMPTIED_EVERY):
-        with cuda.capturing(graph):
-            pass
-    cuda._capture_stream.cache_clear()
-    assert recorder.called.count("wait") == 4 * cuda.EMPTIED_EVERY
-    assert recorder.called.count("empty") == (2 * cuda.EMPTIED_EVERY if emptied else 2)
-
-
-@pytest.mark.parametrize("leaves", [False, True], ids=["torch 2.11", "torch 2.13"])
-@pytest.mark.parametrize("says", ["operation not permitted when stream is capturing", None])
-def test_after_a_refused_capture_the_allocator_is_in_none(monkeypatch, leaves, says):
-    """The error is that of the block, if it has one."""
-    recorder = Recorder(invalid=True, leaves=leaves)
-    stand_for_cuda(monkeypatch, recorder)
-    graph: Any = recorder
-    with pytest.raises(RuntimeError, match=says or "previous error"), cuda.capturing(graph):
-        if says:
-            raise RuntimeError(says)
-    assert not recorder.underway and recorder.uses == leaves
-    assert gc.isenabled()
-    recorder.invalid = False
-    with cuda.capturing(graph):
-        assert not gc.isenabled(), "a graph among the garbage would be destroyed, which may end a capture"
-    cuda._capture_stream.cache_clear()
-    assert not recorder.underway and gc.isenabled()
-
-
-def test_determinism_is_no_other_run():
-    """It decides rounding only: a run may go on with it, and its parents may have been without."""
-    with_it, without = (
-        recipe.deciding_settings(small(hardware__deterministic=on).recipe, "sft") for on in (True, False)
-    )
-    assert with_it == without

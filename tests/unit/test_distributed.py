@@ -1,19 +1,13 @@
 """Shares of batches, who may start, how processes are started, and what is said when one ends."""
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from accelerate.commands.config.config_args import load_config_from_file
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.process import children, distributed, environment, exhaustion, launching, meeting
-from rlhf.process.task import task_of
+from rlhf.process import children, distributed, environment, launching, meeting
 from rlhf.recipe.chain import differences
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.stages import STAGES
@@ -21,7 +15,6 @@ from rlhf.stages.supervised.row_order import LengthBuckets, ShardedBatches
 from tests.helpers import FIXTURES, RECIPE, small
 
 RECIPES = RECIPE.parents[1]
-FILES = sorted(file for root in (RECIPES, FIXTURES) for file in root.glob("*/v*/accelerate-*.yaml"))
 
 
 def be(monkeypatch, rank: int, world: int) -> None:
@@ -98,37 +91,6 @@ def test_another_number_of_processes_is_refused(monkeypatch, stage, count, world
         meeting.check_world(small(hardware__count=count).recipe, stage)
 
 
-@pytest.mark.parametrize(
-    ("stage", "engine", "message"),
-    [
-        ("rm", "fsdp", "rm under fsdp needs GPUs: on CPUs transformers would silently use ddp"),
-        ("dpo", "fsdp", "dpo under fsdp needs GPUs"),
-    ],
-)
-def test_an_engine_that_would_not_do_what_it_says_is_refused(stage, engine, message):
-    loaded = small(hardware__count=2, hardware__engine=engine)
-    with pytest.raises(UserError, match=message):
-        launching.launch(loaded, task_of(loaded, stage, Path("runs")))
-
-
-def test_engines_need_their_file(tmp_path):
-    loaded = small(hardware__count=2, hardware__engine="fsdp")
-    with pytest.raises(UserError, match=r"hardware.engine: fsdp needs .*cpu-tiny/v1/accelerate-fsdp.yaml"):
-        launching.launch(loaded, task_of(loaded, "ppo", tmp_path))
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: "-".join(file.parts[-3:]))
-def test_the_files_for_accelerate_start_what_the_recipe_says(file):
-    """Only read: FSDP under TRL's trainers need GPUs, on which it was not run."""
-    config, loaded = load_config_from_file(str(file)), recipe.load(file.parent)
-    engine = file.stem.removeprefix("accelerate-")
-    assert config.distributed_type.value == launching.DISTRIBUTED_TYPES[engine]
-    assert config.num_processes == loaded.recipe.hardware.count > 1
-    assert config.mixed_precision == ("bf16" if loaded.recipe.model.dtype == "bfloat16" else "no")
-    if engine == "fsdp":
-        assert config.fsdp_config["fsdp_version"] == 2
-
-
 def test_the_recipe_for_two_processes_is_the_one_for_one():
     one, two = (
         recipe.load(root / name / "v1").recipe.model_dump(mode="json")
@@ -137,17 +99,6 @@ def test_the_recipe_for_two_processes_is_the_one_for_one():
     keys = differences(one, two)
     assert keys == ["description", *(f"hardware.{key}" for key in ("count", "name")), "status"]
     assert recipe.resolve("2xcpu", FIXTURES) == FIXTURES / "2xcpu-tiny/v1"
-
-
-def test_ranks_compare_code_that_no_commit_has(monkeypatch):
-    agreed: dict[str, list[Any]] = {}
-    monkeypatch.setattr("accelerate.PartialState", Mock())
-    monkeypatch.setattr(distributed, "agree", agreed.__setitem__)
-    be(monkeypatch, 0, 1)
-    for code in ("ours", "edited"):
-        monkeypatch.setattr(meeting, "hash_of_modules", {Path(recipe.__file__).parents[1]: code}.__getitem__)
-        with meeting.joined(small(), "sft"):
-            assert code in agreed["code"]
 
 
 def failure(code: int, time: int = 5, file: str = "<N/A>", message: str = "") -> SimpleNamespace:
@@ -162,48 +113,6 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
     killed = launching._failure_message({0: failure(distributed.LOST, 4), 1: failure(-9, 5)}, "rm")
     assert killed.startswith("rm: rank 1 was killed by SIGKILL") and "`--resume`" in killed
     assert "rank 1 ended with exit code 1" in launching._failure_message({0: failure(-15), 1: failure(1)}, "rm")
-
-
-@pytest.mark.parametrize(("code", "exhausted"), [(exhaustion.EXHAUSTED, True), (1, False)])
-def test_memory_that_ran_out_in_a_rank_ran_out_in_the_run(monkeypatch, code, exhausted):
-    failures: Any = {0: failure(distributed.LOST), 1: failure(code)}
-
-    def fails(_: object) -> None:
-        raise ChildFailedError("rlhf", failures)
-
-    monkeypatch.setattr(ChildFailedError, "format_msg", lambda _: "")
-    monkeypatch.setattr("accelerate.commands.launch.launch_command", fails)
-    loaded = small(hardware__count=2)
-    with pytest.raises(UserError, match=f"rank 1 ended with exit code {code}") as raised:
-        launching.launch(loaded, task_of(loaded, "sft", Path("runs")))
-    assert exhaustion.out_of_memory(raised.value) is exhausted
-
-
-@pytest.mark.parametrize(
-    ("reason", "way_out"),
-    [
-        ("The server socket has failed to listen: EADDRINUSE, address already in use", "the port is taken"),
-        ("Timed out after 601 seconds waiting for clients. 1/2 clients joined.", "not all of them came in time"),
-        ("The IPv4 network addresses of (head, 29500) cannot be retrieved (gai error: -2)", "nobody answers there"),
-        ("something\nelse", "something else"),
-        ("try again; the main user failed", "try again"),
-    ],
-)
-def test_a_failed_meeting_is_explained(reason, way_out):
-    assert meeting.explain(reason).startswith(way_out)
-
-
-@pytest.mark.parametrize("text", ["x", "", "-1", "1.0"])
-def test_a_rank_that_is_no_number_is_one_line(monkeypatch, text):
-    for name, number in (("RANK", distributed.rank), ("LOCAL_RANK", distributed.local_rank)):
-        be(monkeypatch, 0, 2)
-        monkeypatch.setenv(name, text)
-        with pytest.raises(UserError, match=f"^{name}={text}: not a number, .* unset RANK, LOCAL_RANK, WORLD_SIZE$"):
-            number()
-    be(monkeypatch, 0, 2)
-    monkeypatch.setenv("WORLD_SIZE", text)
-    with pytest.raises(UserError, match=f"^WORLD_SIZE={text}: not a number"):
-        distributed.world()
 
 
 def test_alone_nothing_is_shared():

@@ -83,39 +83,3 @@ def test_the_exit_code_says_whether_the_recipe_can_run(monkeypatch, capsys, tmp_
     monkeypatch.setattr(doctor, "look", lambda out: WELL._replace(gpus=None, disk=0))
     code, out, _ = rlhf(monkeypatch, capsys, "doctor", "--hw", "4090")
     assert code == 1 and out.splitlines()[-1] == "4090-llama2-7b v2 cannot run here yet: driver, disk"
-
-
-def test_without_a_recipe_the_machine_alone_is_looked_at(monkeypatch, capsys):
-    """A card that is there has to be usable; a machine without one lacks nothing."""
-    for host, code in ((WELL._replace(gpus=None, torch_cuda=None), 0), (WELL._replace(torch_cuda=None), 1)):
-        monkeypatch.setattr(doctor, "look", lambda out, host=host: host)
-        found, out, _ = rlhf(monkeypatch, capsys, "doctor")
-        assert found == code and ("cannot run here yet: torch" if code else "its needs: --hw") in out.splitlines()[-1]
-    code, _, err = rlhf(monkeypatch, capsys, "doctor", "--set", "seed=1")
-    assert code == 2 and "name a recipe" in err
-
-
-def test_an_attention_that_is_not_installed_is_missing():
-    asked = NEEDS._replace(flash_attention=True)
-    assert lacks(WELL, asked)["flash-attn"][0] == "missing"
-    assert lacks(WELL._replace(flash_attention=True), asked) == {}
-
-
-def test_this_machine_is_looked_at(tmp_path, monkeypatch):
-    """With stand-ins for nvidia-smi, docker and podman in the path; a driver that is broken has no cards."""
-    programs = {
-        "nvidia-smi": "echo 'NVIDIA GeForce RTX 4090, 580.65.06, 24564, 24111'; echo 'Other, 580.65.06, [N/A], [N/A]'",
-        "docker": "exit 0",
-        "podman": "exit 1",
-    }
-    for name, script in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    host = doctor.look(tmp_path / "runs")
-    assert host.free.size > 0 and host.disk > 0 and host.torch and not host.compiles
-    total, free = (mib * 2**20 for mib in (24564, 24111))
-    assert host.gpus == [Gpu("NVIDIA GeForce RTX 4090", "580.65.06", total, free), Gpu("Other", "580.65.06", 0, 0)]
-    assert host.engines == ["docker"]
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 18\n")
-    assert doctor.look(tmp_path).gpus is None

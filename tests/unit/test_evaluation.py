@@ -1,7 +1,6 @@
 """Perplexity, exact divergence, gains and win rates against numbers made in another way."""
 
 import math
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,8 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf import stats
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.rows import Message
-from rlhf.data.tokenize import DialogueTokenizer
-from rlhf.evaluation import likelihood, policies
+from rlhf.evaluation import policies
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
     PolicySamples,
@@ -28,9 +26,7 @@ from rlhf.evaluation.policies import (
     interval_ends,
     win_rate,
 )
-from rlhf.evaluation.samples import examples
-from rlhf.run.evidence import gain_of_stage
-from tests.helpers import not_none, noted
+from tests.helpers import not_none
 
 PAD, EOS = 0, 2
 
@@ -84,25 +80,6 @@ def test_perplexity_is_of_all_scored_tokens_alike(batch_size):
     assert perplexity(model, SEQUENCES[::-1], PAD, batch_size) == pytest.approx(expected, rel=1e-5)
     everything = [(ids, 0) for ids, _ in SEQUENCES]
     assert abs(perplexity(model, everything, PAD, batch_size) / expected - 1) > 0.05
-
-
-def test_chunks_of_logits_change_no_perplexity_and_hold_few_of_them(monkeypatch):
-    """One token at a time: the same number, and no more than one token's logits from the output layer at once."""
-    model = tiny(0)
-    whole = perplexity(model, SEQUENCES, PAD, 3)
-    layer = model.get_output_embeddings()
-    monkeypatch.setattr(likelihood, "LOGITS", len(layer.weight))
-    sizes: list[int] = []
-    forward = layer.forward
-    monkeypatch.setattr(layer, "forward", lambda x: noted(sizes, x.numel() // x.shape[-1], forward(x)))
-    assert perplexity(model, SEQUENCES, PAD, 3) == pytest.approx(whole, rel=1e-6)
-    assert sizes and set(sizes) == {1}
-
-
-@pytest.mark.parametrize("sequences", [[], [([3], 0)], [([3, 4], 2)]])
-def test_perplexity_is_refused_where_no_token_is_scored(sequences):
-    with pytest.raises(ValueError, match="at least one token"):
-        perplexity(tiny(0), sequences, PAD, 2)
 
 
 class Roles:
@@ -160,49 +137,8 @@ def measured(scores: list[float] | None, truths: list[float] | None = None, leng
     )
 
 
-class Prompts(DialogueTokenizer):
-    """A tokenizer without a tokenizer, whose prompts are texts."""
-
-    def __init__(self) -> None:
-        pass
-
-    def prompt_text(self, prompt: Any) -> str:
-        return str(prompt[0].content)
-
-
-def scored(scores: list[float]) -> PolicySamples:
-    return replace(PolicySamples.unjudged(["text"] * len(scores)), scores=torch.tensor(scores))
-
-
 def asked(*texts: str) -> list[Any]:
     return [(Message("system", "Be brief."), Message("user", text)) for text in texts]
-
-
-def test_the_prompts_that_are_shown_are_typical_of_the_gain():
-    """Gains −1, 0, 0, 3, 5, 9, 9 and 9: at a quarter 0, at half 5, at three quarters 9; of equals what changed."""
-    old, new = [0.0] * 8, [9.0, -1.0, 0.0, 0.0, 9.0, 3.0, 5.0, 9.0]
-    before, after = scored(old), scored(new)
-    after.texts[3:] = ["other"] * 5
-    rule, shown = examples(asked(*"abcdefgh"), {"sft": before, "ppo": after})
-    assert rule == "at a quarter, half and three quarters of the gains in score"
-    assert [example.question for example in shown] == ["d", "g", "e"]
-    assert shown[0].answers == {"sft (score 0.00)": "text", "ppo (score 0.00)": "other"}
-    rng = random.Random(0)
-    for _ in range(20):
-        new = [rng.gauss(1, 3) for _ in range(9)]
-        _, shown = examples(asked(*"abcdefghi"), {"sft": scored([0.0] * 9), "ppo": scored(new)})
-        gains = [new["abcdefghi".index(example.question)] for example in shown]
-        assert gains == [sorted(new)[at] for at in (2, 4, 6)], "the median is the one in the middle"
-
-
-def test_answers_that_nothing_judges_are_shown_where_they_changed():
-    before, after = measured(None), measured(None)
-    after.texts[2] = "other"
-    rule, shown = examples(asked(*"abcd"), {"base": before, "sft": after})
-    assert (rule, [example.question for example in shown]) == ("the first whose answer changed", ["c", "a", "b"])
-    several = [replace(side, samples_per_prompt=2) for side in (before, after)]
-    assert examples(asked("a", "b"), dict(zip(("base", "sft"), several, strict=True))).shown[0].question == "b"
-    assert len(examples(asked("a", "b", "c", "d"), {"base": before}).shown) == 3, "nothing was trained"
 
 
 def test_gains_are_in_standard_deviations_of_sft():
@@ -354,22 +290,3 @@ def test_answers_that_repeat_add_no_certainty():
     assert len(intervals) == 3
     means = [name for name in one if not name.endswith("_gain_sd") and not name.startswith("distinct")]
     assert {name: three[name] for name in means} == pytest.approx({name: one[name] for name in means})
-
-
-@pytest.mark.parametrize("known", [("score",), ("length", "score"), ("true_reward", "length", "score"), ("length",)])
-def test_gain_and_examples_are_of_the_same_judgement(known):
-    """The true reward counts most, then a function, then the score."""
-    metrics: dict[str, float] = {}
-    for name in known:
-        key, unit = (f"reward_{name}", "") if name == "length" else (name, "_sd")
-        metrics |= {f"{key}_sft": 0.0, key: 1.0, f"{key}_gain{unit}": 1.0}
-    gain = gain_of_stage("ppo", metrics)
-    assert gain and gain.key.removeprefix("reward_") == known[0]
-    numbers = {name: torch.tensor([1.0]) for name in known}
-    policy = replace(
-        PolicySamples.unjudged(["a"]),
-        scores=numbers.get("score"),
-        true_rewards=numbers.get("true_reward"),
-        rewards={name: numbers[name] for name in known if name == "length"},
-    )
-    assert examples([(Message("user", "q"),)], {"sft": policy, "ppo": policy}).rule.endswith(known[0].replace("_", " "))

@@ -1,23 +1,16 @@
 """The verdict on a difference of figures of held-out prompts, and how to know where there is none."""
 
-import random
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from rlhf.errors import UserError
-from rlhf.evaluation import compare
-from rlhf.files import sha256
-from rlhf.report.page import page
-from rlhf.report.records import load
 from rlhf.run import evidence
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import Gain
 from rlhf.stages import runner
-from rlhf.stats import mean_interval
 from tests.helpers import not_none, small
-from tests.records import summary_of, write_records
+from tests.records import summary_of
 
 WORDS = {(0.1, 0.4): "better", (-0.4, -0.1): "worse", (-0.1, 0.4): "not known yet", (-0.05, 0.08): "not known yet"}
 
@@ -97,34 +90,7 @@ def test_an_evaluation_says_which_policies_its_rows_chose(monkeypatch):
     assert runner._chosen_among(run) == {"ppo/chosen_among_checkpoints": 3}
 
 
-@pytest.mark.parametrize("shift", [0.2, -0.5])
-def test_at_the_number_of_prompts_that_tell_four_of_five_intervals_exclude_zero(shift):
-    rng = random.Random(0)
-
-    def told(prompts: int) -> tuple[float, float]:
-        return not_none(mean_interval([rng.gauss(shift, 1) for _ in range(prompts)]))[1:]
-
-    exact = (shift - 1.96 / 25**0.5, shift + 1.96 / 25**0.5)
-    needed = not_none(evidence.prompts_that_tell(shift, exact, 25))
-    word = evidence.verdict((1, 2)) if shift > 0 else evidence.verdict((-2, -1))
-    share = sum(evidence.verdict(told(needed)) == word for _ in range(1000)) / 1000
-    assert 0.76 < share < 0.86
-
-
 def test_a_gain_of_an_evaluation_has_its_start_by_the_policies_that_were_measured():
     metrics = {"base/score": 0.4, "ppo/score": 0.6, "ppo/score_gain_sd": 0.2, "ppo/heldout_prompts": 9}
     (one,) = evidence.gains_over_start({"evaluate": summary_of(stage="evaluate", metrics=metrics)})
     assert (one.title, one.prompts, one.interval) == ("PPO against the base", 9, None)
-
-
-def test_a_policy_that_finished_after_the_evaluation_is_named_and_how_to_evaluate_again(tmp_path):
-    run = tmp_path / "cpu-tiny" / "v1"
-    (run / "evaluate").mkdir(parents=True)
-    (run / "evaluate/samples.jsonl").write_text('{"step": 0, "prompt": "a", "ppo": {"response": "b"}}\n')
-    write_records(run / "ppo")
-    write_records(run / "evaluate", {"parents": {"ppo": sha256(run / "ppo/summary.json")}})
-    assert compare.load(run, "ppo").policy == "ppo"
-    with pytest.raises(UserError, match="no answer of dpo"):
-        compare.load(run, "dpo")
-    write_records(run / "dpo")
-    assert "Not in the evaluation: DPO" in page(load(run))

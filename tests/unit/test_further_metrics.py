@@ -2,20 +2,15 @@
 
 import math
 import random
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.rows import Example, Message, PreferencePair
-from rlhf.errors import UserError
 from rlhf.evaluation.policies import (
     PolicySamples,
     further_metrics,
@@ -97,12 +92,6 @@ def test_a_reward_model_judged_by_hand():
     assert figures["sigmoid_in_range"] == 5 / 8
 
 
-def test_few_scores_have_quantiles_among_themselves():
-    logits = [math.log(p / (1 - p)) for p in (0.9, 0.02)]
-    figures = reward_model_figures(logits[:1], logits[1:], [0])
-    assert (figures["sigmoid_p5"], figures["sigmoid_p95"]) == pytest.approx((0.064, 0.856))
-
-
 def test_a_length_bias_shows():
     rng = random.Random(1)
     length_differences = [rng.randint(-20, 20) for _ in range(500)]
@@ -177,64 +166,3 @@ def test_texts_without_any_similarity_have_the_bertscore_0():
     one, other = torch.eye(4).split(2)
     assert bertscore(one, other) == 0.0
     assert bertscore(one, one) == 1.0
-
-
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_bertscore_of_texts_that_are_longer_than_the_encoder_reads(encoder, tmp_path, kind):
-    shutil.copytree(encoder, tmp_path / "encoder")
-    if kind == "roberta":  # whose positions begin behind that of the padding
-        shape = SHAPE | {"num_hidden_layers": 1}
-        config = RobertaConfig(vocab_size=54, max_position_embeddings=34, pad_token_id=1, **shape)
-        RobertaModel(config).save_pretrained(tmp_path / "encoder")
-    overlap = Overlap([("w2 " * 100, None)], str(tmp_path / "encoder"), torch.device("cpu"))
-    assert overlap.metrics(["w1 " * 100])["bertscore"] > 0
-
-
-def test_an_encoder_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match=r"evaluate.bertscore_model: .* is not a folder with a model"):
-        Overlap([("a", None)], str(tmp_path / "none"), torch.device("cpu"))
-
-
-def as_pickle(weights: Path) -> None:
-    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
-    weights.unlink()
-
-
-def changed(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    def write(weights: Path) -> None:
-        tensors = load_file(weights)
-        change(tensors)
-        save_file(tensors, weights, {"format": "pt"})
-
-    return write
-
-
-QUERY = "encoder.layer.0.attention.self.query.weight"
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (Path.unlink, r"model.safetensors is missing$"),
-        (as_pickle, r"model.safetensors is missing; its weights are pickles, which are not read: convert them"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-100]), r"encoder: cannot be read"),
-        (changed(lambda tensors: tensors.pop(QUERY)), f"encoder lacks {QUERY}: it is damaged"),
-        (changed(lambda tensors: tensors.update({QUERY: torch.zeros(3, 3)})), f"has another shape of {QUERY}"),
-        (changed(lambda tensors: tensors[QUERY].fill_(torch.nan)), f"{QUERY} holds NaN or infinity"),
-    ],
-    ids=["none", "pickle", "truncated", "incomplete", "shape", "NaN"],
-)
-def test_an_encoder_whose_weights_cannot_be_used_is_refused(encoder, tmp_path, damage, reason):
-    folder = shutil.copytree(encoder, tmp_path / "encoder")
-    damage(folder / "model.safetensors")
-    with pytest.raises(UserError, match=reason):
-        Overlap([("a", None)], str(folder), torch.device("cpu"))
-
-
-def test_an_encoder_needs_no_pooler(encoder, tmp_path):
-    folder = shutil.copytree(encoder, tmp_path / "encoder")
-    changed(lambda tensors: [tensors.pop(f"pooler.dense.{name}") for name in ("weight", "bias")])(
-        folder / "model.safetensors"
-    )
-    scores = [Overlap([("w1 w2", None)], str(at), torch.device("cpu")).metrics(["w2 w3"]) for at in (encoder, folder)]
-    assert scores[0] == scores[1]

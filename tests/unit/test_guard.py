@@ -1,9 +1,6 @@
 """How a command ends: what is known in one line, a bug with its traceback, and neither floods nor drives a terminal."""
 
 import errno
-import getpass
-import os
-import subprocess
 import sys
 
 import click
@@ -11,7 +8,7 @@ import pytest
 
 from rlhf.cli import guard
 from rlhf.errors import UserError
-from rlhf.process import distributed, endings
+from rlhf.process import endings
 from rlhf.terminal import LONGEST_LINE
 
 
@@ -80,51 +77,3 @@ def test_a_bug_shows_its_traceback_and_where_to_go(ends):
     assert "Traceback" in err and r"KeyError: 'a\x1b[2J\u202e'" in err.replace("\\\\", "\\")
     assert "\x1b" not in err and "\u202e" not in err
     assert err.splitlines()[-1].startswith("error: this is a bug in rlhf and not your mistake: please report")
-
-
-def test_a_bug_in_quoting_memory_is_not_out_of_memory(ends):
-    assert ends(UserError("the row says: out of memory"))[1] == "error: the row says: out of memory\n"
-    assert ends(ValueError("out of memory"))[0] == guard.BUG
-
-
-@pytest.mark.parametrize("word", ["a\0b", "a\udcff", "\ud800"])
-def test_an_argument_that_no_manifest_could_hold_is_refused(ends, word):
-    code, err = ends(AssertionError("the command must not run"), word)
-    assert code == 2
-    assert "bytes that are not UTF-8" in err and "Traceback" not in err
-
-
-@pytest.mark.parametrize("words", [["--\x1b[31m"], ["--" + "x" * 50_000]])
-def test_what_click_quotes_is_harmless_and_short(ends, words):
-    code, err = ends(AssertionError(), *words)
-    assert code == 2
-    assert "\x1b" not in err
-    assert len(err.splitlines()) == 1 and err.startswith("error: ") and len(err) <= LONGEST_LINE + 1
-
-
-def test_of_several_processes_the_first_says_why_it_was_stopped(ends, monkeypatch):
-    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    assert ends(endings.Stopped(15)) == (143, "")
-    monkeypatch.setenv("RANK", "0")
-    assert ends(endings.Stopped(15)) == (143, "stopped by SIGTERM\n")
-    assert distributed.rank() == 0
-
-
-@pytest.mark.parametrize(("home", "code"), [("/root", 0), (None, 1)])
-def test_a_user_without_an_entry_is_named_by_number(ends, monkeypatch, home, code):
-    """Containers start users that the system does not know; libraries ask for a name, and for a home."""
-    monkeypatch.setattr(os, "getuid", lambda: 987654)
-    for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", home) if home else monkeypatch.delenv("HOME")
-    found, err = ends(UserError("the command ran"))
-    assert found == 1 and ("the command ran" in err) is (code == 0)
-    assert ("HOME" in err and "987654" in err) is (code == 1)
-    assert getpass.getuser() == "987654"
-
-
-def test_an_interpreter_without_docstrings_is_refused():
-    command = [sys.executable, "-OO", "-m", "rlhf", "recipes"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and "PYTHONOPTIMIZE" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -1,6 +1,5 @@
 """Tasks of reasoning-gym: the same questions everywhere, answers that their verifier takes, one line for mistakes."""
 
-import importlib.util
 import json
 import re
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.data.worlds import gym
-from rlhf.errors import UserError
 from rlhf.recipe import Recipe
 from rlhf.run.packages import package_version
 from rlhf.stages.online.rewards import find
@@ -89,44 +87,3 @@ def test_questions_whose_right_answer_the_verifier_refuses_are_left_out(tmp_path
     gym.write(str(tmp_path), seed=0, task="chain_sum", config=EASY, size=20)
     rows = read_all_lines(tmp_path / gym.FILES[0])
     assert len(rows) == 20 and all(int(gym.right_answer(row["answer"])) % 2 for row in rows)
-
-
-@needs_package
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"task": "chain_smu"}, "chain_smu is no task of reasoning-gym; nearest: chain_sum"),
-        ({"config": {"terms": 2}}, "config: chain_sum has no terms; it has min_terms, max_terms"),
-        ({"config": {"min_terms": 0}}, "config: chain_sum: AssertionError: min_terms must be positive"),
-        ({"config": {"min_terms": [2]}}, "config: chain_sum: TypeError"),
-        ({"config": {"max_terms": 2, "max_digits": 1}, "size": 1000}, "chain_sum gives 200 different questions"),
-        ({"task": "spell_backward", "config": {"data_file": "no_such"}}, "config: spell_backward: FileNotFoundError"),
-        ({"config": {"min_digits": 1.5, "max_digits": 2}}, r"chain_sum cannot be made \(\w+Error: "),
-        ({"version": "0.0.1"}, rf"version is 0.0.1, and {VERSION} is installed"),
-    ],
-)
-def test_a_mistake_is_one_line(changes, message, tmp_path):
-    with pytest.raises(UserError, match=message) as error:
-        read_source(recipe(**changes), tmp_path)
-    assert len(str(error.value).splitlines()) == 1
-
-
-def test_without_the_package_the_message_installs_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for use in (lambda: read_source(recipe(), tmp_path), lambda: find("reasoning_gym", "here")):
-        with pytest.raises(UserError, match=r"reasoning_gym needs reasoning_gym: pip install '\.\[tasks\]'$"):
-            use()
-
-
-def test_a_recipe_names_task_and_size_and_no_seed_of_the_package():
-    with pytest.raises(UserError, match="source: reasoning_gym needs reasoning_gym"):
-        small(data__source="reasoning_gym")
-    with pytest.raises(UserError, match=r"config.seed: it follows from the recipe's seed"):
-        recipe(config={"seed": 1})
-    with pytest.raises(UserError, match=r"data.reasoning_gym.task"):
-        recipe(task="../x")
-
-
-@pytest.mark.parametrize("answer", ["17", '{"answer": "17"}', ""])
-def test_other_answers_stay_as_they_are(answer):
-    assert gym.right_answer(answer) == answer and not gym.is_entry(answer)

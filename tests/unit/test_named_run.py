@@ -9,8 +9,7 @@ from rlhf.errors import UserError
 from rlhf.recipe import Changes, StageName, load
 from rlhf.run.directory import StageRun
 from rlhf.run.named import NamedRun, named_run, recipe_of, settings_of
-from rlhf.terminal import one_line
-from tests.helpers import RECIPE, SMALL, content_of, one_line_of, rlhf, small
+from tests.helpers import RECIPE, SMALL, content_of, rlhf, small
 
 OVERRIDES = SMALL | {"ppo.kl_coef": 0.25}
 
@@ -105,43 +104,6 @@ def test_a_change_beside_those_of_the_run_is_taken(run):
     assert recipe_of(named_run(run), RECIPE.parents[1], None, further).overrides == OVERRIDES | further
 
 
-@pytest.mark.parametrize("words", ["chat", "serve", "ab", "report", "run merge", "sample --prompts prompts.txt"])
-def test_what_is_no_run_is_named_with_the_runs_in_it(command, run, tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompts.txt").write_text("Who?\n")
-    (tmp_path / "empty").mkdir()
-    killed = run / ".new" / "evaluate"  # made anew when it was killed
-    killed.mkdir(parents=True)
-    (killed / "manifest.json").write_text("{}")
-    for folder, named in (("empty", "empty"), (run.parents[1], str(run)), (run.parent, str(run)), (run / "x", "x")):
-        code, _, err = command(*words.split(), folder)
-        assert code and str(folder) in err and named in err and err.count("\n") == 1 and ".new" not in err
-
-
-def test_stages_that_contradict_each_other_are_refused(run):
-    made(run.parents[1], "rm")
-    changed(run / "rm", overrides=OVERRIDES | {"sft.max_samples": 8}, settings={"sft": {"max_samples": 8}})
-    with pytest.raises(UserError) as caught:
-        settings_of(named_run(run))
-    assert "sft was made with sft.max_samples=64 and rm with sft.max_samples=8; name the folder of one" in one_line_of(
-        caught
-    )
-    assert settings_of(named_run(run / "rm")).overrides["sft.max_samples"] == 8
-
-
-def test_a_change_that_decides_nothing_in_a_stage_contradicts_none(run):
-    made(run.parents[1], "rm")
-    changed(run / "rm", overrides=OVERRIDES | {"ppo.kl_coef": 0.5}, started="9999")
-    assert settings_of(named_run(run)).overrides["ppo.kl_coef"] == 0.5, "that of the stage that was started last"
-
-
-def test_a_run_whose_recipe_is_gone_names_the_option_for_it(command, run, tmp_path):
-    changed(run / "sft", argv=[])
-    (tmp_path / "none").mkdir()
-    err = command("chat", run, "--recipe-root", tmp_path / "none")[2]
-    assert f"its recipe cpu-tiny/v1 is not in {tmp_path / 'none'}; --recipe-root names" in one_line(err)
-
-
 @pytest.mark.parametrize(
     ("begun", "finished", "only", "expected"),
     [
@@ -169,8 +131,3 @@ def test_an_evaluation_passes_over_no_policy_in_silence(tmp_path, capsys, begun,
     assert parents.require_policies() == expected
     left_out = not only and "ppo" not in finished
     assert ("ppo" in capsys.readouterr().err) == left_out
-
-
-def test_only_an_evaluation_has_policies_to_choose(command, tmp_path):
-    code, _, err = command("run", "sft", "--recipe", RECIPE, "--out", tmp_path, "--only", "ppo")
-    assert code == 2 and "--only: it names policies to evaluate, and sft evaluates none" in err

@@ -1,7 +1,6 @@
 """Data that cannot train a chain are refused before its first stage."""
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -66,27 +65,6 @@ def test_a_stage_needs_what_it_would_refuse_to_do_without(recipe_of, tmp_path, k
         else:
             with pytest.raises(UserError, match=f"^{need.stage} needs"):
                 splits[need.stage]()
-
-
-def test_the_message_names_files_stages_numbers_and_ways_out(recipe_of):
-    recipe = recipe_of(ANSWERS)
-    with pytest.raises(UserError) as caught:
-        check_rows(recipe, CHAIN)
-    message = one_line_of(caught)
-    file = recipe.data.files[0]
-    assert message.startswith(f"{file}: rm needs preference pairs (prompt, chosen, rejected), and there are none")
-    assert re.search(r"ppo 5\d \+ \d+ rows with a prompt\. Nothing was started", message)
-    assert re.search(r"\(training \+ held out\): pretrain .*, sft 5\d \+ \d+ demonstrations, ppo", message)
-    assert "--data" in message and "end the chain at sft (`rlhf run sft`)" in message
-
-
-def test_too_few_rows_name_the_split_and_prompts_alone_name_all_stages(recipe_of):
-    with pytest.raises(UserError, match=r"change data.heldout_fraction"):
-        check_rows(recipe_of(ANSWERS, PAIRS[:1]), CHAIN)
-    with pytest.raises(
-        UserError, match=r"pretrain needs texts.*; sft needs .*; rm needs .*ppo 5. . \d+ rows with a prompt"
-    ):
-        check_rows(recipe_of(PROMPTS), CHAIN)
 
 
 def test_rows_for_the_stages_that_are_left_suffice(recipe_of):

@@ -6,9 +6,7 @@ from shutil import copytree
 
 import pytest
 
-from rlhf import recipe
-from rlhf.errors import OptionError
-from rlhf.recipe.folders import check_directory, default_root, root_for_new
+from rlhf.recipe.folders import root_for_new
 from rlhf.run import provenance
 from tests.helpers import RECIPE
 
@@ -22,13 +20,6 @@ def own(tmp_path, monkeypatch) -> Path:
     monkeypatch.delenv("RLHF_RECIPES", raising=False)
     copytree(RECIPE, "recipes/cpu-tiny/v1")
     return copytree(RECIPE, root_for_new() / "24gb-mine/v1")
-
-
-def test_new_recipes_are_written_beside_those_of_the_project(own, monkeypatch):
-    assert own == Path("my-recipes/24gb-mine/v1")
-    assert recipe.available(default_root()) == [Path("recipes/cpu-tiny/v1")]
-    monkeypatch.setenv("RLHF_RECIPES", "elsewhere")
-    assert root_for_new() == Path("elsewhere")
 
 
 def test_git_and_the_image_leave_them_out():
@@ -49,8 +40,3 @@ def test_a_recipe_of_ones_own_does_not_change_the_code(own, tmp_path, monkeypatc
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "rlhf/run/provenance.py"))
     (own / "recipe.yaml").write_text("seed: 1\n")
     assert provenance.code_version(own).dirty is False and provenance.code_version().dirty is False
-
-
-def test_a_misspelt_folder_is_answered_with_ones_own_recipes_too(own):
-    with pytest.raises(OptionError, match=r"--recipe recipes/24gb-mine/v1: .*my-recipes/24"):
-        check_directory(Path("recipes/24gb-mine/v1"), Path("recipes"))

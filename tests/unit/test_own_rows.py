@@ -1,25 +1,21 @@
 """Projected hours of a recipe's own files: their rows are counted as a run counts them, their lengths in tokens."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from rlhf import recipe
 from rlhf.data import tokenize
 from rlhf.plan import own_rows, plan, projection
-from rlhf.plan.fit import Fit
 from rlhf.plan.own_rows import OwnRows, Rows, read_rows
-from rlhf.plan.phases import PredictedStage
 from rlhf.recipe import PinnedRecipe, StageName
 from tests.helpers import RECIPE
-from tests.unit.plans import SFT, Known, phase
+from tests.unit.plans import SFT, Known
 
 PAIRS = [
     {"prompt": f"What is {i} and one?", "chosen": "It is one more" + " indeed" * (i % 5), "rejected": "no"}
     for i in range(200)
 ]
-ANSWERS = [{"prompt": f"Say {i}", "completion": "one two three"} for i in range(100)]
 TRAINING: list[StageName] = ["sft", "rm", "ppo", "dpo", "kto"]
 
 
@@ -53,14 +49,6 @@ def test_rows_are_counted_by_stage_and_measured_in_words_without_a_tokenizer(of_
     assert {answers for _, *answers in map(tuple, ppo.lengths) if answers != [0, 0]} == set(), "answers are sampled"
 
 
-def test_a_stage_without_rows_is_named_with_the_reason(of_rows):
-    own = read(of_rows(ANSWERS))
-    assert set(own.stages) == {"sft", "ppo"} and set(own.lacking) == {"rm", "dpo", "kto"}
-    assert "preference pairs" in own.lacking["rm"] and "there are none" in own.lacking["rm"]
-    none = read(of_rows(PAIRS, data__validation_fraction=1e-9))
-    assert not none.stages and none.lacking["sft"].endswith("change data.validation_fraction")
-
-
 def test_lengths_are_those_of_the_tokenizer_that_is_here(of_rows, tmp_path):
     """One token for each word that the stand-in knows, BOS, and the two marks of a turn."""
     tokenize.words(100).save_pretrained(tmp_path / "tokenizer")
@@ -70,15 +58,6 @@ def test_lengths_are_those_of_the_tokenizer_that_is_here(of_rows, tmp_path):
     loaded = recipe.load(RECIPE, loaded.overrides | changes)
     own = read(loaded)
     assert own.unit == "tokens" and set(own.stages["sft"].lengths) == {(6, 2, 2)}
-
-
-def test_only_own_files_are_read(of_rows):
-    assert read_rows(recipe.load(RECIPE).recipe, TRAINING) is None
-    loaded = of_rows(PAIRS)
-    Path(loaded.recipe.data.files[0]).unlink()
-    assert read_rows(loaded.recipe, TRAINING) is None
-    made = plan.make_plan(Known(SFT), loaded, ("sft",))
-    assert made.stages["sft"].time is None and "is not on this machine" in (made.stages["sft"].no_time or "")
 
 
 def test_steps_are_those_of_the_rows_up_to_the_recipes_own_number():
@@ -110,24 +89,7 @@ def test_hours_grow_with_the_rows_and_with_their_lengths_and_peaks_do_not(of_row
     assert few.peak_bytes == many.peak_bytes == longer.peak_bytes
 
 
-def test_the_plan_says_where_lengths_come_from(of_rows):
-    def said(loaded: PinnedRecipe) -> str:
-        return plan.make_plan(Known(SFT), loaded, ("sft",)).row_lengths
-
-    assert "files of this run, in words" in said(of_rows(PAIRS))
-    assert said(recipe.load(RECIPE)) == "every row as long as the recipe admits"
-
-
 def test_a_sample_of_the_rows_is_measured_and_all_are_counted(of_rows, monkeypatch):
     monkeypatch.setattr(own_rows, "SAMPLE", 10)
     rows = read(of_rows(PAIRS)).stages["rm"]
     assert len(rows.lengths) == 10 and rows.train > 100
-
-
-def test_settings_that_fit_have_the_hours_before_and_after(of_rows):
-    """Twice the work in the rehearsal that was predicted with the settings that fit takes twice the hours."""
-    loaded = of_rows(PAIRS)
-    slower = PredictedStage(phase(0, base=1), {"train": phase(1600, base=1), "evaluate": phase(160, base=1)})
-    both = plan.hours_before_and_after(Known(SFT), loaded, Fit({}, {"sft": slower}, ()))
-    assert both and both[1] == pytest.approx(2 * both[0]) and both[0] > 0
-    assert plan.hours_before_and_after(Known(SFT), of_rows(ANSWERS), Fit({}, {"rm": slower}, ())) is None

@@ -4,13 +4,10 @@ The package asks for no upper versions, so that it can stand beside other packag
 the tests passed with. A library may take a private symbol away, or never call a method that is overridden here.
 """
 
-import ast
 import importlib
 import importlib.metadata
 import inspect
 import re
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +70,6 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch:Tensor._make_subclass": "peakmem/cuda.py",
     "transformers:PreTrainedModel._from_config": OF_TRANSFORMERS,
 }
-OURS = [*(ROOT / "rlhf").rglob("*.py"), *(ROOT / "peakmem").glob("*.py"), *(ROOT / "peakmem/patches").glob("*.py")]
-# What operations and modules of torch are made of, and its kernels by their names: used wherever one is looked at.
-EVERYWHERE = {"_schema", "_overloadpacket", "_buffers", "_parameters", "_ops", "_to_copy"}
-STANDARD = {"_replace", "_asdict", "_make", "_fields", "_exit", "_getframe"}  # of Python itself
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
@@ -96,45 +89,3 @@ def test_a_version_that_lacks_a_private_symbol_is_named(symbol, monkeypatch):
         of_class = hasattr(found, part)
         assert of_class or (isinstance(found, type) and f"self.{part} = " in inspect.getsource(found)), message
         found = getattr(found, part, None)
-
-
-def private_names(file: Path) -> Iterator[str]:
-    """The private names that a module takes from elsewhere: attributes, imports, and texts that a patch names."""
-    tree = ast.parse(file.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            yield node.attr
-        elif isinstance(node, ast.alias):
-            yield from node.name.split(".")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("patch", "patch.object", "hasattr")):
-            texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-            yield from (part for text in texts for part in text.split("."))
-
-
-def names_of_our_own() -> set[str]:
-    """Every name that the package defines, assigns or takes as an argument."""
-    found = set()
-    for file in OURS:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(node.id if isinstance(node, ast.Name) else node.attr)
-            elif isinstance(node, ast.arg):
-                found.add(node.arg)
-    return found
-
-
-def test_every_private_symbol_is_listed_and_used_in_one_module():
-    users: dict[str, set[str]] = defaultdict(set)
-    for file in OURS:
-        for name in private_names(file):
-            if re.fullmatch(r"_[A-Za-z]\w*", name):
-                users[name].add(str(file.relative_to(ROOT)))
-    listed: dict[str, Any] = {}
-    for symbol, user in SYMBOLS.items():
-        listed |= dict.fromkeys(re.findall(r"(?<=[.:])_\w+", symbol), user)
-    kernels = {name for name in users if name.startswith("_scaled_dot_product_")}
-    others = users.keys() - names_of_our_own() - EVERYWHERE - STANDARD - kernels
-    assert not others - listed.keys(), {name: users[name] for name in others - listed.keys()}
-    assert not {name: users[name] for name in others if name != "_C" and users[name] != {listed[name]}}

@@ -7,7 +7,7 @@ from rlhf.cli.summary_tables import summary_table
 from rlhf.recipe import published
 from rlhf.run import records
 from rlhf.terminal import screen
-from rlhf.terminal.progress import Bar, working
+from rlhf.terminal.progress import Bar
 from tests.records import summary_of
 
 
@@ -28,16 +28,6 @@ def test_without_a_terminal_a_line_now_and_then_has_the_time_left(clock, capsys)
             clock[0] += 15
             bar.update(step, "loss 1.0", total=10)
     assert capsys.readouterr().err == "sft 2/10, about 0:02:00 left  loss 1.0\n"
-
-
-def test_without_a_terminal_long_work_says_now_and_then_what_it_does(clock, capsys):
-    with working("rehearsing") as say:
-        for stage in ("sft", "rm", "ppo"):
-            clock[0] += 11
-            say(f"rehearsing {stage}")
-        clock[0] += 30
-        say.done(0.5)
-    assert capsys.readouterr().err == "rehearsing rm\nrehearsing ppo, 50%\n"
 
 
 def test_a_table_names_no_metric_twice_and_says_which_way_is_better(monkeypatch, capsys):

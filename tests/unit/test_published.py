@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
-from rlhf.errors import UserError
 from rlhf.evaluation import reproduce
 from rlhf.recipe import published, totals
 from rlhf.recipe.published import Figure, verdict_of
@@ -27,7 +26,6 @@ def figure(metric="peak_vram_gb", guide="guide", unit="GB", stage="sft", **keys)
 
 
 SHARE = {"metric": "accuracy", "unit": "fraction"}
-EFFECT = {"metric": "effect.quantization.memory_percent", "unit": "percent"}
 LOSS = {"metric": "last.loss", "unit": "nats per token"}
 
 
@@ -98,42 +96,6 @@ def test_a_figure_that_says_two_things_is_refused(keys, said):
         Figure.model_validate(row | keys)
 
 
-def published_yaml(ends: str) -> str:
-    """A published.yaml with one figure."""
-    keys = "name: f, stage: sft, metric: hours, unit: h, guide: g, source: g > h > p"
-    return f"targets: [{{{keys}, {ends}}}]"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("targets: 3", "needs a key 'targets' with a list of figures"),
-        ("targets: [3]", "needs a key 'targets' with a list of figures"),
-        ("goals: 1\ntargets: []", "unknown key 'goals'"),
-        (
-            "targets: [{name: f, stage: sft, metric: hours, rnage: [0, 1], unit: h, source: s}]",
-            "nearest: targets.0.range",
-        ),
-        (published_yaml("range: [5, 3]"), "targets.0: range: "),
-        (published_yaml("range: [null, null]"), "targets.0: range: "),
-        (published_yaml("range: [1, 3], range_of_mean: [3, 2]"), "targets.0: range_of_mean: "),
-        (published_yaml("value: .nan"), "targets.0.value = nan: input should be a finite number"),
-        (published_yaml("range: [.nan, 3]"), "targets.0.range.0 = nan: input should be a finite number"),
-        (published_yaml("value: 3, tolerance: -0.5"), "targets.0: tolerance: -0.5 must be 0 or more, and finite"),
-        (published_yaml("value: 3, tolerance: .inf"), "targets.0: tolerance: inf must be 0 or more, and finite"),
-    ],
-)
-def test_a_mistake_in_published_yaml_is_one_line(tmp_path, text, said):
-    made = tmp_path / "made" / "v1"
-    made.mkdir(parents=True)
-    (made / "recipe.yaml").write_text((ROOT / "recipes/cpu-tiny/v1/recipe.yaml").read_text())
-    (made / "published.yaml").write_text(text)
-    with pytest.raises(UserError) as error:
-        recipe.load(made)
-    assert said in str(error.value) and str(made / "published.yaml") in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 # -- several stages --------------------------------------------------------------------------------------------------
 
 CHAIN = {"sft": Spent(58.0, 8.0), "rm": Spent(25.0, 4.0), "ppo": Spent(70.0, 20.0), "dpo": Spent(36.0, 99.0)}
@@ -156,24 +118,6 @@ def test_a_total_that_lacks_stages_is_missed_only_above_its_range():
     assert totals.compare_total(aim, without_ppo) == (None, published.Verdict("not compared", "needs ppo"))
     value, verdict = totals.compare_total(aim, without_ppo | {"rm": Spent(25.0, 4.1)})
     assert value == pytest.approx(12.1) and verdict.word == "missed"
-
-
-def test_a_guide_s_total_counts_the_guide_s_stages():
-    """The pipeline has no DPO and no evaluation; a limit of our own holds for every stage."""
-    stages = CHAIN | {"evaluate": Spent(90.0, 1.0)}
-    assert totals.compare_total(figure("peak_vram_gb", stage="all", range=(None, 80)), stages)[0] == 70.0
-    own = figure("peak_vram_gb", guide=None, stage="all", range=(None, 80))
-    assert totals.compare_total(own, stages)[0] == 90.0
-
-
-def test_verdicts_are_counted_in_words():
-    words: list[published.VerdictWord] = ["met", "met", "missed"]
-    verdicts = [published.Verdict(word) for word in words]
-    assert published.count(verdicts, "targets") == "2 of 3 targets met"
-    unmeasured = published.Verdict("not measured")
-    assert published.count([*verdicts, unmeasured]) == "2 of 3 met, 1 not measured"
-    of_guide: list[published.VerdictWord] = ["reproduced", "above"]
-    assert published.count(map(published.Verdict, of_guide)) == "1 of 2 reproduced"
 
 
 # -- records ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf import recipe
 from rlhf.cli.choice import Choice
@@ -108,15 +108,6 @@ def test_a_random_base_has_the_frequencies_of_its_positions(tmp_path):
     assert frequencies.tolist() == pytest.approx([10_000 ** (-2 * i / 16) for i in range(8)])
 
 
-def test_a_mistral_can_be_random_too(tmp_path):
-    changes: dict[str, Any] = {"model__architecture__model_type": "mistral"}
-    changes["model__architecture__sliding_window"] = 64
-    model = load_base(StageRun(tmp_path, random_recipe(**changes), "sft").base, CPU)
-    assert isinstance(model, MistralForCausalLM)
-    assert model.config.sliding_window == 64
-    assert model(input_ids=torch.zeros(1, 4, dtype=torch.int64)).logits.isfinite().all()
-
-
 @pytest.mark.parametrize("head", ["lm", "score"])
 def test_a_4_bit_base_packs_the_matrices_of_its_layers_and_no_head(tmp_path, head):
     """Packed are all matrices of the layers, with scales that are packed themselves; heads and embedding are not."""
@@ -204,117 +195,6 @@ def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_pat
     )
 
 
-def test_a_checkpoint_of_another_type_is_refused_with_the_way_out(checkpoint, tmp_path):
-    loaded = local(checkpoint, model__architecture__model_type="mistral")
-    with pytest.raises(UserError, match=r"is a llama model: make a recipe for it with `rlhf new`"):
-        load_base(StageRun(tmp_path, loaded, "sft").base, CPU)
-
-
-def test_a_sliding_window_that_the_recipe_does_not_know_is_refused(tmp_path):
-    """It decides how long a response may be."""
-    folder = tmp_path / "mistral"
-    config = MistralConfig(**ARCHITECTURE, vocab_size=VOCAB, max_position_embeddings=512, sliding_window=64)
-    MistralForCausalLM(config).save_pretrained(folder)
-    changes = {"model__architecture__model_type": "mistral", "model__architecture__tie_word_embeddings": False}
-    with pytest.raises(UserError, match=r"has sliding_window 64, the recipe says None .*: .* `rlhf new --model"):
-        load_base(StageRun(tmp_path, local(folder, **changes), "sft").base, CPU)
-    known = local(folder, **changes, model__architecture__sliding_window=64)
-    assert load_base(StageRun(tmp_path, known, "sft").base, CPU).config.sliding_window == 64
-
-
-HUB = {
-    "pretrain": None,
-    "model.source": "hub",
-    "model.name": "meta-llama/Llama-2-7b-hf",
-    "model.revision": "0" * 40,
-    "tokenizer": {"source": "hub", "name": "meta-llama/Llama-2-7b-hf", "revision": "0" * 40, "template": "hh"},
-}
-PAGE = "https://huggingface.co/meta-llama/Llama-2-7b-hf"
-
-
-@pytest.mark.parametrize(
-    ("answer", "advice"),
-    [
-        (
-            "You are trying to access a gated repo.\nMake sure to have access to it",
-            f"{PAGE} is gated: accept its licence there, then `hf auth login` or set HF_TOKEN",
-        ),
-        ("401 Client Error: Unauthorized for url", f"{PAGE} is gated: accept its licence there"),
-        ("403 Client Error. Forbidden", "`hf auth login`"),
-        (
-            "Revision Not Found for url: x",
-            f"revision {'0' * 40} is not there: copy a commit from {PAGE}/commits",
-        ),
-        ("0000 is not a valid git identifier (branch name, tag name or commit id)", f"{PAGE}/commits"),
-        (
-            "We couldn't connect to 'https://huggingface.co' to load the files",
-            "without network, use a local folder: --weights DIR",
-        ),
-    ],
-)
-def test_what_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch, answer, advice):
-    def refuse(name, **options):
-        assert (name, options["revision"]) == ("meta-llama/Llama-2-7b-hf", "0" * 40)
-        raise OSError(answer)
-
-    monkeypatch.setattr("rlhf.models.loading.AutoConfig.from_pretrained", refuse)
-    with pytest.raises(UserError) as caught:
-        load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft").base, CPU)
-    message = str(caught.value)
-    assert message.startswith("cannot load the base model meta-llama/Llama-2-7b-hf: ")
-    assert advice in message
-    assert answer.split("\n")[0] in message, "what the hub said is still there"
-    assert "\n" not in message
-
-
-def test_the_reason_may_stand_in_what_caused_the_error(tmp_path, monkeypatch):
-    """transformers says that it found nothing, and the hub's own answer lies below."""
-
-    def refuse(name, **options):
-        raise OSError("x is not a local folder and is not a valid model identifier") from ValueError("401 Unauthorized")
-
-    monkeypatch.setattr("rlhf.models.loading.AutoConfig.from_pretrained", refuse)
-    with pytest.raises(UserError, match="is gated: accept its licence there"):
-        load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft").base, CPU)
-
-
-@pytest.mark.parametrize(
-    ("answer", "advice"),
-    [
-        ("503 Server Error for url: https://huggingface.co/api/models/x/revision/0123", "use a local folder"),
-        ("request 40123 timed out after 403 ms", "use a local folder"),
-        (
-            "Offline mode is enabled.",
-            "is enabled; repeat this where there is network; `rlhf fetch`",
-        ),
-    ],
-)
-def test_an_address_or_a_number_is_no_diagnosis(tmp_path, monkeypatch, answer, advice):
-    def refuse(name, **options):
-        raise OSError(answer)
-
-    monkeypatch.setattr("rlhf.models.loading.AutoConfig.from_pretrained", refuse)
-    with pytest.raises(UserError) as caught:
-        load_base(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft").base, CPU)
-    assert advice in str(caught.value)
-
-
-def test_a_tokenizer_that_the_hub_refuses_comes_with_the_way_out(tmp_path, monkeypatch):
-    def refuse(*what, **options):
-        raise OSError("You are trying to access a gated repo.")
-
-    monkeypatch.setattr("rlhf.data.tokenize.AutoTokenizer.from_pretrained", refuse)
-    with pytest.raises(UserError, match=f"cannot load the tokenizer .*{PAGE} is gated: accept its licence there"):
-        load_tokenizer(StageRun(tmp_path, recipe.load(RECIPE, HUB), "sft").base)
-
-
-def test_a_local_folder_s_error_is_not_the_hub_s(tmp_path):
-    with pytest.raises(UserError) as caught:
-        load_base(StageRun(tmp_path, local(tmp_path / "nothing"), "sft").base, CPU)
-    assert str(caught.value).startswith(f"cannot load the base model {tmp_path / 'nothing'}: ")
-    assert "gated" not in str(caught.value) and "commits" not in str(caught.value)
-
-
 # -- dialogues ---------------------------------------------------------------------------------------------------------
 
 
@@ -343,17 +223,6 @@ def test_dialogues_have_the_tokens_that_they_are_meant_to_have(tmp_path, vocab):
         assert sum(counts.values()) == 0
 
 
-def test_a_stand_in_tokenizer_has_as_many_ids_as_it_is_asked_for():
-    """And every word that dialogues are made of has one of its own, where there are enough."""
-    for vocab in (300, 32_000):
-        made = tokenize.words(vocab)
-        assert len(made) == vocab
-        assert max(made.get_vocab().values()) == vocab - 1
-    ids = made(" ".join(map(str, range(lengths.WORDS))), add_special_tokens=False)["input_ids"]
-    assert len(set(ids)) == len(ids) == lengths.WORDS
-    assert not {made.pad_token_id, made.eos_token_id, made.bos_token_id} & set(ids)
-
-
 def test_the_longest_dialogues_fill_every_stage_s_limits(tmp_path):
     loaded = random_recipe(
         "longest",
@@ -379,16 +248,6 @@ def test_the_longest_dialogues_fill_every_stage_s_limits(tmp_path):
     assert ({len(ids) for ids in prompts}, cut) == ({90}, 9)
 
 
-def test_the_table_has_the_means_that_it_says():
-    """136, 43 and 53 tokens of prompts, chosen and rejected responses, within 5 %."""
-    table = lengths.lengths_of_hh()
-    assert len(table) == 200
-    means = [sum(column) / len(table) for column in zip(*table, strict=True)]
-    assert means == [pytest.approx(mean, rel=0.05) for mean in (136, 43, 53)]
-    assert min(min(row) for row in table) >= 1
-    assert min(prompt for prompt, _, _ in table) > lengths.PROMPT_OVERHEAD
-
-
 def test_dialogues_are_a_function_of_the_seed_and_their_prompts_differ(tmp_path):
     first, again, other = (written(tmp_path, seed=seed, pairs=300) for seed in (0, 0, 1))
     assert [p.prompt for p in first] == [p.prompt for p in again]
@@ -397,24 +256,6 @@ def test_dialogues_are_a_function_of_the_seed_and_their_prompts_differ(tmp_path)
 
 
 # -- the option --------------------------------------------------------------------------------------------------------
-
-
-def test_weights_from_nowhere_are_refused(tmp_path):
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(UserError, match=r"--weights .*: no config.json there; name a checkpoint's folder"):
-            Choice(directory=RECIPE, weights=str(folder)).load()
-
-
-def test_random_weights_mark_the_run_modified():
-    loaded = Choice(directory=RECIPE, weights="random").load()
-    assert loaded.modified
-    assert loaded.sha256 == recipe.load(RECIPE).sha256, "of the file as it is released"
-    changed = loaded.recipe
-    assert (changed.model.source, changed.tokenizer.source, changed.data.source) == ("random", "words", "lengths")
-    assert changed.pretrain is None
-    assert changed.model.architecture
-    assert changed.tokenizer.vocab_size == changed.model.architecture.vocab_size == 800
-    assert not Choice(directory=RECIPE).load().modified
 
 
 @pytest.mark.parametrize("directory", recipe.available(RECIPE.parents[1]), ids=lambda d: f"{d.parent.name}-{d.name}")
@@ -430,33 +271,6 @@ def test_every_recipe_can_have_random_weights(directory):
         *(f"data.{key}" for key in ("name", "revision", "data_dir", "split")),
     }
     assert {key for key in changed if not key.startswith(("tokenizer", "pretrain", "data.lengths"))} <= kept
-
-
-def test_files_take_the_place_of_the_hub(tmp_path):
-    """The recipe names a set, its commit and a part of it; none of them is about the files."""
-    file = tmp_path / "mine.jsonl"
-    file.write_text("{}\n")
-    for name in ("4090-llama2-7b/v1", "4090-qwen3-8b/v2"):
-        loaded = Choice(directory=RECIPE.parents[1] / name, data=(str(file),)).load()
-        assert (loaded.recipe.data.source, loaded.recipe.data.files) == ("files", (str(file),))
-        assert loaded.recipe.data.own_keys() == []
-    changes = {"data.source": "files", "data.files": [str(file)], "data.format": "auto"}
-    assert Choice(directory=RECIPE, data=(str(file),)).load().overrides == changes, "nothing to remove"
-
-
-def test_a_local_folder_takes_the_place_of_the_hub(checkpoint):
-    directory = RECIPE.parents[1] / "4090-llama2-7b" / "v1"
-    loaded = Choice(directory=directory, weights=str(checkpoint)).load()
-    assert (loaded.recipe.model.source, loaded.recipe.model.name) == ("local", str(checkpoint))
-    assert (loaded.recipe.tokenizer.source, loaded.recipe.tokenizer.name) == ("local", str(checkpoint))
-    assert (loaded.recipe.model.revision, loaded.modified) == (None, True)
-
-
-def test_random_weights_need_an_architecture():
-    loaded = recipe.load(RECIPE)
-    without = loaded.recipe.model_copy(update={"model": loaded.recipe.model.model_copy(update={"architecture": None})})
-    with pytest.raises(UserError, match=r"random weights need model.architecture"):
-        random_weights_changes(without, 10, "hh")
 
 
 def test_a_new_bfloat16_base_keeps_its_rotary_frequencies_in_float32():

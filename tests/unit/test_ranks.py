@@ -2,15 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from peakmem.events import Reserved
 from rlhf import recipe
-from rlhf.cli.plan_tables import between_rows
 from rlhf.plan import ranks, weights
 from rlhf.plan.phases import (
     WHOLE,
@@ -18,17 +14,14 @@ from rlhf.plan.phases import (
     Peak,
     PredictedPhase,
     PredictedStage,
-    PredictionError,
     RehearsedStage,
     Work,
 )
-from rlhf.plan.plan import RankTraffic, StageTime
 from rlhf.plan.predict import Predictor
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.schema_online import Ppo
 from tests.helpers import FIXTURES, noted
-from tests.unit.plans import planned, planned_stage
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TWO = "2x4090-llama2-13b/v1"
@@ -72,25 +65,6 @@ def test_a_stage_needs_what_its_neediest_phase_does(monkeypatch):
     monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: answer)
     predicted = Predictor().predict(load("h100-llama2-13b/v1"), "ppo")
     assert predicted.whole.needed_bytes == predicted.phases["update"].needed_bytes == 41 * 10**9
-
-
-def test_adapters_are_counted_as_peft_makes_them():
-    changed = load(
-        "h100-mistral-7b/v6",
-        model__architecture__hidden_size=64,
-        model__architecture__intermediate_size=96,
-        model__architecture__num_hidden_layers=3,
-        model__architecture__num_attention_heads=4,
-        model__architecture__num_key_value_heads=2,
-    ).recipe
-    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
-    config = LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, vocab_size=50)
-    for targets in ("all-linear", ("q_proj", "v_proj")):
-        lora = changed.lora.model_copy(update={"target_modules": targets})
-        names = targets if isinstance(targets, str) else list(targets)
-        model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=lora.r, target_modules=names))
-        made = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
-        assert weights.adapter_parameters(changed.model_copy(update={"lora": lora})) == made
 
 
 @pytest.mark.parametrize("name", ["8xh100-llama2-70b/v1", "h100-mistral-7b/v1"])
@@ -144,22 +118,3 @@ def test_what_ranks_tell_each_other_by_hand():
     micro = 32 // 4 // 2 // fsdp.options(Ppo).per_device_train_batch_size
     passes = 2 * 2 * (2 * 4) * micro + 1
     assert ranks.traffic(fsdp, "ppo").weights == passes * weights.layers_bytes(fsdp) / 2
-
-
-def test_layers_that_are_not_known_are_neither_divided_nor_counted():
-    unknown = load(TWO, model__architecture__model_type="phi3", hardware__engine="fsdp").recipe
-    stage = PredictedStage(PredictedPhase(1, {"base": 1}, 0, Work()), {})
-    for refused in (lambda: ranks.divide(unknown, "sft", stage), lambda: ranks.traffic(unknown, "sft")):
-        with pytest.raises(PredictionError, match="the linear layers of phi3 models are not known"):
-            refused()
-
-
-def test_scaling_is_between_no_overlap_and_all():
-    assert ranks.scaling(3.0, 1.0) == (0.75, 1.0)
-    assert ranks.scaling(1.0, 4.0) == (0.2, 0.25)
-
-
-def test_the_table_is_for_several_cards_only():
-    time = StageTime(1.0, 1.0, (1.0, 1.0), None, RankTraffic(10**9, 0, 1, 0.5, (0.5, 1.0)))
-    plan = planned({"sft": planned_stage(time=time), "merge": planned_stage()})
-    assert between_rows(plan) == [("sft", "1.000", "-", "0.500 s", "50% to 100%")]

@@ -9,30 +9,14 @@ from typing import Any
 import pytest
 
 from rlhf import recipe
-from rlhf.cli.summary_tables import summary_table, targets_table
 from rlhf.files import sha256
 from rlhf.recipe import PinnedRecipe, plain_yaml, released
 from rlhf.recipe.moved import is_moved
-from rlhf.report import records, tables
-from rlhf.run.directory import StageRun
-from rlhf.run.records import Costs, Summary
-from tests.helpers import FIXTURES, RECIPE, not_none, rlhf
+from tests.helpers import FIXTURES, RECIPE
 
 ROOT = Path(__file__).parents[2]
 ALL = [directory for root in (ROOT / "recipes", FIXTURES) for directory in recipe.available(root)]
 RELEASED = [directory for directory in ALL if recipe.load(directory).recipe.status == "released"]
-COSTS: Costs = {
-    "tokens_per_second": None,
-    "phase_seconds": {},
-    "peak_vram_bytes": None,
-    "phase_peak_bytes": None,
-    "reserved_vram_bytes": None,
-    "used_vram_bytes": None,
-    "phase_joules": None,
-    "peak_rss_bytes": 1,
-    "component_bytes": None,
-    "peak_over_loaded_bytes": None,
-}
 
 
 @pytest.fixture
@@ -42,21 +26,6 @@ def edited(tmp_path) -> PinnedRecipe:
     text = (folder / "recipe.yaml").read_text()
     (folder / "recipe.yaml").write_text(re.sub(r"(?m)^(ppo:\n(?:  .*\n)*?  steps: )\d+", r"\g<1>3", text))
     return recipe.load(folder)
-
-
-def finished(loaded: PinnedRecipe, out: Path) -> Summary:
-    """The summary of PPO of a recipe, with a figure for one of its targets."""
-    run = StageRun(out, loaded, "ppo")
-    run.parents.hashes = dict  # type: ignore[method-assign]  # none are there, and none are needed
-    run.start(resume=False, argv=[], device={"name": "cpu", "type": "cpu"})
-    summary = run.finish({"true_reward_gain_sd": 2.0}, COSTS)
-    assert summary is not None
-    return summary
-
-
-def words(text: str) -> str:
-    """Printed text without line breaks and the frames of tables."""
-    return " ".join(re.sub(r"[│┃]", " ", text).split())
 
 
 def test_the_hashes_of_released_recipes_are_those_of_their_records_and_files():
@@ -75,44 +44,6 @@ def test_an_edited_released_recipe_is_modified_and_no_longer_released(edited):
     assert (original.modified, original.status, original.released_sha256) == (False, "released", None)
     assert edited.figures and all(figure.not_comparable for figure in edited.figures)
     assert not any(figure.not_comparable for figure in original.figures)
-
-
-@pytest.mark.parametrize("by", ["--recipe", "--hw"])
-def test_the_first_line_of_a_command_says_that_the_recipe_was_edited(edited, tmp_path, monkeypatch, capsys, by):
-    root = edited.directory.parents[1]
-    named = ("--recipe", edited.directory) if by == "--recipe" else ("--hw", "cpu", "--recipe-root", root)
-    _, _, err = rlhf(monkeypatch, capsys, "report", *named, "--out", tmp_path / "runs")
-    assert err.splitlines()[0] == f"recipe: {edited.directory} ({edited.status})"
-    _, out, _ = rlhf(monkeypatch, capsys, "recipes", "--recipe-root", root)
-    assert " edited " in words(out) and " released " not in words(out)
-
-
-def test_the_summary_and_its_tables_say_it_and_show_targets_without_a_verdict(edited, tmp_path, capsys):
-    summary = finished(edited, tmp_path)
-    assert (summary.modified, summary.released_sha256) == (True, released.SHA256["cpu-tiny/v1"])
-    target = next(target for target in summary.targets if target.metric == "true_reward_gain_sd")
-    assert (target.measured, str(target.outcome)) == (2.0, "not compared: target of the released recipe")
-    for show in (summary_table, lambda one: targets_table([one])):
-        show(summary)
-        printed = words(capsys.readouterr().out)
-        assert "modified recipe" in printed and "released f2f085fb36b0" in printed
-        assert "target of the released recipe" in printed and " met " not in printed and "missed" not in printed
-
-
-def test_a_released_recipe_that_nobody_edited_is_judged(tmp_path, capsys):
-    summary = finished(recipe.load(RECIPE), tmp_path)
-    assert (summary.modified, summary.released_sha256) == (False, None)
-    summary_table(summary)
-    printed = words(capsys.readouterr().out)
-    assert " met " in printed and "modified" not in printed
-
-
-def test_the_report_says_it_and_judges_no_target(edited, tmp_path):
-    finished(edited, tmp_path)
-    run = records.load(tmp_path / "cpu-tiny/v1")
-    assert edited.status in {cell.text for row in not_none(tables.provenance(run)).rows for cell in row}
-    verdicts = {row[-1].text for row in not_none(tables.figures(run, None)).rows}
-    assert all(verdict.startswith("not compared") for verdict in verdicts)
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

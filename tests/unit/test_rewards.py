@@ -19,7 +19,7 @@ from rlhf.recipe.schema_online import GroupOptions
 from rlhf.recipe.stages import stage_name
 from rlhf.stages.evaluate import _reward_fn, _reward_functions
 from rlhf.stages.online.reward_sum import RewardSum, mean_rewards
-from rlhf.stages.online.rewards import find, labels
+from rlhf.stages.online.rewards import find
 from tests.helpers import grouped
 
 GSM8K = "numeric_answer(extract='#### (.*)')"  # as in the recipes for GSM8K
@@ -313,15 +313,6 @@ def test_a_call_that_takes_too_long_ends_the_process_in_a_line(own, tmp_path, bo
     assert "One?" in done.stderr
 
 
-def test_a_call_in_time_ends_nothing(own):
-    own("quick", "def f(completions): return [1.0]\n")
-    options: Any = grouped(
-        "grpo", {"reward_funcs": ["quick:f"], "normalize_scores": False, "reward_timeout": 30}
-    ).recipe.online()["grpo"]
-    function = RewardSum("grpo", options, {}, DialogueTokenizer(tokenize.words(300), "hh")).functions["quick.f"]
-    assert function is not None and function.timeout == 30 and function(asked("p", "a")) == [1.0]
-
-
 def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "judges.py").write_text(
@@ -350,32 +341,6 @@ def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
         "rewards/judges.other": 1.0,
     }
     assert mean_rewards({"none": 0 * by_name["judges.other"][1:2]}) == {}, "no mean, and not 0"
-
-
-def test_short_names_for_metrics():
-    names = ["model", "regex(pattern='a')", "regex(pattern='b')", "own.rewards:polite", "numeric_answer(tolerance=0.1)"]
-    assert labels(names) == ["model", "regex", "regex_2", "own.rewards.polite", "numeric_answer"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"num_generations": 3}, "must be multiples of num_generations: 3"),
-        ({"num_generations": 1}, "greater than or equal to 2"),
-        ({"reward_funcs": ["model", "json_valid"], "reward_weights": [1.0]}, "2 reward_funcs and 1 reward_weights"),
-        ({"reward_funcs": ["model", "model"]}, "names a reward twice"),
-        ({"reward_funcs": ["json_valid"]}, "normalize_scores needs model among reward_funcs"),
-        ({"kl_target": 0.1, "beta": 0.0}, "kl_target needs beta above 0"),
-        ({"overlong_buffer": 99}, "overlong_buffer is at most max_completion_length"),
-        ({"epsilon": 1.5}, "less than 1"),
-        ({"loss_type": "gmpo", "importance_sampling_level": "sequence"}, "gmpo needs importance_sampling_level: token"),
-        ({"kl_estimator": "k1", "use_bias_correction_kl": False}, "kl_penalty: loss needs kl_estimator k2 or k3"),
-        ({"kl_estimator": "k2"}, "kl_estimator: k2 needs use_bias_correction_kl: false"),
-    ],
-)
-def test_impossible_settings_are_refused(changes, expected):
-    with pytest.raises(UserError, match=expected):
-        grouped("grpo", changes)
 
 
 @pytest.mark.parametrize(

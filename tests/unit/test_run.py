@@ -1,8 +1,6 @@
 """Run directories: done means done, nothing is lost, a checkpoint is whole or absent."""
 
 import json
-import math
-import os
 import re
 import subprocess
 import sys
@@ -15,17 +13,14 @@ from rlhf import recipe
 from rlhf.cli.summary_tables import targets_table
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, sha256, write_json
-from rlhf.observe.watch import LiveChecks
-from rlhf.recipe import published
 from rlhf.recipe.chain import comparable
 from rlhf.recipe.published import Figure
-from rlhf.run import provenance, records
+from rlhf.run import provenance
 from rlhf.run.checkpoints import checkpoint_problem
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import finished_evaluation, verified
-from rlhf.run.lock import locked
 from rlhf.run.parents import ParentMissing
-from rlhf.run.records import Code, Costs, Summary
+from rlhf.run.records import Costs, Summary
 from rlhf.stages import runner
 from tests.helpers import RECIPE, content_of, rlhf, small
 from tests.lines import read_intact_lines
@@ -78,23 +73,6 @@ def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
         "sft",
         "done",
     )
-
-
-def test_the_summary_is_written_with_all_keys_of_its_record_in_their_order(tmp_path):
-    loaded = recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1")
-    costs = COSTS | {"phase_seconds": {"load": 2, "train": 1.5}, "component_bytes": {"base": 14_480_000_000}}
-    run = started(tmp_path, "sft", loaded)
-    summary = run.finish({"perplexity": 2.0, "train_pairs": 7, "undefined": math.nan}, costs)
-    assert summary is not None
-    text = (run.path / "summary.json").read_text()
-    written = json.loads(text)
-    assert list(written) == [field.alias or name for name, field in Summary.model_fields.items()]
-    assert json.dumps(summary.content(), indent=2, ensure_ascii=False) + "\n" == text
-    assert {key: written[key] for key in costs} == costs and '"load": 2,' in text, "whole numbers stay whole"
-    assert written["metrics"] == {"perplexity": 2.0, "train_pairs": 7, "undefined": None}
-    figures = [figure for figure in loaded.figures if figure.stage == "sft"]
-    assert written["targets"][0] == records.compared(figures[0], 14.48)
-    assert written["all_stages"][0].keys() < {*published.Figure.model_fields}, "defaults are left out"
 
 
 RELEASED = sorted(ROOT.glob("results/*/v*/*/*.json"))
@@ -205,20 +183,6 @@ def test_a_result_is_hashed_once(tmp_path, monkeypatch):
     assert hashed == ["adapter_model.safetensors"]
 
 
-def test_a_stage_that_stopped_on_a_finding_says_how_to_go_on_and_its_findings_are_kept(tmp_path):
-    """Without a checkpoint there is nothing to resume."""
-    run = started(tmp_path)
-    with pytest.raises(UserError, match=r"nan.*begin anew without --stop-on") as stopped:
-        LiveChecks(run, ["nan"]).on_metrics(1, {"loss": math.nan})
-    assert "--resume" not in str(stopped.value)
-    again = started(tmp_path, resume=True)
-    (kept,) = read_intact_lines(tmp_path / "cpu-tiny/v1/sft.before-1/findings.jsonl")
-    assert kept["check"] == "nan"
-    checkpoint(again, 1)
-    with pytest.raises(UserError, match=r"nan.*--resume.*without --stop-on"):
-        LiveChecks(again, ["nan"]).on_metrics(2, {"loss": math.nan})
-
-
 @pytest.fixture
 def evaluated(tmp_path: Path) -> Path:
     """The folder of a finished evaluation."""
@@ -261,20 +225,6 @@ def test_a_finished_evaluation_stays_until_another_one_is_finished(evaluated: Pa
     assert {path.name for path in evaluated.parent.iterdir() if path.is_dir()} == {"evaluate", "evaluate.before-1"}
 
 
-def test_marks_of_a_stopped_evaluation_serve_the_next_one(evaluated: Path, tmp_path):
-    """A judge was paid for them."""
-    run = evaluating(tmp_path)
-    with pytest.raises(KeyboardInterrupt), run.locked():
-        run.start(False, [], DEVICE)
-        run.logs.samples(0, [{"prompt": "unfinished"}])
-        (run.path / "judged.jsonl").write_text("{}\n")
-        raise KeyboardInterrupt
-    with run.locked():
-        run.start(False, [], DEVICE)
-        assert run.finish({}, COSTS) is not None
-    assert (evaluated / "judged.jsonl").exists() and not (evaluated / "samples.jsonl").exists()
-
-
 def test_an_evaluation_that_was_killed_between_two_renames_is_found_again(evaluated, tmp_path):
     beside = evaluated.parent / ".new" / "evaluate"
     beside.parent.mkdir()
@@ -282,25 +232,6 @@ def test_an_evaluation_that_was_killed_between_two_renames_is_found_again(evalua
     with evaluating(tmp_path).locked():
         pass
     assert finished_evaluation(evaluated.parent).stage == "evaluate"
-
-
-@pytest.mark.parametrize("name", ["notes.md", "adapter/adapter_model.safetensors", "checkpoints/mine/state"])
-def test_a_file_that_somebody_added_is_set_aside(tmp_path, name):
-    file = started(tmp_path).path / name
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("mine")
-    started(tmp_path)
-    assert (tmp_path / "cpu-tiny/v1/sft.before-1" / name).read_text() == "mine"
-
-
-def test_unfinished_files_are_not_set_aside(tmp_path):
-    run = started(tmp_path)
-    for name in (".partial", ".partial-1"):  # of the trainer and of this module
-        (run.path / "checkpoints" / name).mkdir()
-    (run.path / ".manifest.json.tmp").write_text("{")
-    started(tmp_path)
-    assert not (tmp_path / "cpu-tiny/v1/sft.before-1").exists()
-    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "manifest.json"]
 
 
 def test_numbers_that_json_does_not_know_become_null(tmp_path):
@@ -349,20 +280,6 @@ def test_the_logs_are_on_disk_before_the_summary_says_that_the_stage_is_done(tmp
     run.finish({}, COSTS)
     summary = next(name for name in synced if name.startswith(".summary.json."))
     assert synced.index("samples.jsonl") < synced.index(summary)
-
-
-@pytest.mark.parametrize(("resume", "begun"), [(True, False), (True, True), (None, True)])
-def test_a_stage_that_has_nothing_to_continue_from_says_that_it_begins(tmp_path, monkeypatch, capsys, resume, begun):
-    def run_stage(run, device):
-        raise UserError("not run here")
-
-    monkeypatch.setattr(runner, "import_stage", lambda stage: run_stage)
-    if begun:
-        started(tmp_path, "pretrain")
-    with pytest.raises(UserError, match="not run here"):
-        runner.execute("pretrain", small(), tmp_path, resume=resume)
-    said = f"pretrain: there was no checkpoint in {tmp_path}/cpu-tiny/v1/pretrain to continue from; it begins at its"
-    assert (said in capsys.readouterr().err) == bool(resume)
 
 
 def test_a_run_that_was_begun_from_another_parent_is_not_continued(tmp_path):
@@ -431,65 +348,6 @@ def test_a_checkpoint_whose_record_does_not_fit_is_passed_over(tmp_path, capsys,
     assert "step-000002 cannot be used" in err and message in err and len(err.splitlines()) == 1
 
 
-def test_a_checkpoint_with_a_file_that_it_does_not_name_is_passed_over(tmp_path):
-    run = started(tmp_path)
-    checkpoint(run, 1)
-    (run.checkpoints.of(1) / ".DS_Store").write_text("what a file manager leaves")
-    assert checkpoint_problem(run.checkpoints.of(1)) is None
-    (run.checkpoints.of(1) / "pytorch_model.bin").write_text("a pickle")
-    assert checkpoint_problem(run.checkpoints.of(1)) == "pytorch_model.bin does not belong to it"
-
-
-@pytest.mark.parametrize(
-    "name", ["step-abc", "step-", "step--1", "step-1e3", "step-000002.bak", "step-2", "step-00000002", "step-٠٠٠٠٠٢"]
-)
-def test_a_folder_with_another_name_is_no_checkpoint_and_is_left_alone(tmp_path, name):
-    """A backup beside the checkpoints, for example; the last two names are numbers that no run writes so."""
-    run = started(tmp_path)
-    checkpoint(run, 2)
-    checkpoint(run, 3)
-    (run.path / "checkpoints" / name).mkdir()
-    assert run.checkpoints.steps() == [2, 3]
-    again = started(tmp_path, resume=True)
-    again.checkpoints.keep_newest(keep=1, spare=None)
-    assert again.checkpoints.steps() == [3] and (run.path / "checkpoints" / name).is_dir()
-
-
-@pytest.mark.parametrize(
-    ("file", "line", "message"),
-    [
-        pytest.param("metrics.jsonl", {"loss": 1.0}, r"metrics.jsonl:2: key 'step' is", id="res-metrics-nostep"),
-        pytest.param("metrics.jsonl", {"step": 2, "loss": "x"}, r"metrics.jsonl:2: loss: ", id="res-metrics-strloss"),
-        pytest.param("findings.jsonl", {"step": 1}, r"findings.jsonl:1: key 'check' is", id="res-findings-nocheck"),
-    ],
-)
-def test_a_log_that_cannot_be_continued_is_one_line(tmp_path, file, line, message):
-    run = started(tmp_path)
-    run.logs.metrics(1, {"loss": 1.0})
-    checkpoint(run, 1)
-    with open(run.path / file, "a") as handle:
-        handle.write(json.dumps(line) + "\n")
-    with pytest.raises(UserError, match=message) as caught:
-        started(tmp_path, resume=True)
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("; repair it, or begin anew with --restart")
-
-
-@pytest.mark.parametrize("content", [None, "", '{"schema": 1, "rec', "[]", '{"schema": 99}'])
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_run_that_was_killed_with_its_manifest_is_started_afresh(tmp_path, content, steps):
-    """Before the first step nothing is lost; checkpoints that nothing vouches for are set aside."""
-    run = started(tmp_path)
-    for step in range(steps):
-        checkpoint(run, step + 1)
-    (run.path / "manifest.json").unlink()
-    if content is not None:
-        (run.path / "manifest.json").write_text(content)
-    again = started(tmp_path, resume=True)
-    assert again.resumed_from is None and content_of(again.path / "manifest.json")["resumed_from"] is None
-    assert (run.path.with_name("sft.before-1") / "checkpoints/step-000001").exists() == bool(steps)
-
-
 def test_a_checkpoint_that_fails_while_it_is_written_leaves_no_trace_among_the_whole_ones(tmp_path):
     run = started(tmp_path)
     checkpoint(run, 1)
@@ -524,14 +382,6 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def test_what_cannot_be_locked_is_named(tmp_path):
-    (tmp_path / ".sft.lock").mkdir()
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "sft", tmp_path / "file" / "sft"):
-        with pytest.raises(UserError, match=str(path.parent)), locked(path):
-            pass
-
-
 def everything_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
@@ -550,57 +400,6 @@ def test_a_refused_command_leaves_nothing(tmp_path, monkeypatch, capsys, stage, 
     )
     assert code != 0 and reason in err
     assert everything_in(tmp_path) == []
-
-
-def test_a_refused_stage_leaves_what_was_there_before(tmp_path):
-    run = StageRun(tmp_path, small(), "sft")
-    (tmp_path / "cpu-tiny").mkdir()
-    with pytest.raises(UserError), run.locked():
-        raise UserError("no")
-    assert everything_in(tmp_path) == ["cpu-tiny"]
-    with StageRun(tmp_path, small(), "rm").locked(), pytest.raises(UserError), run.locked():
-        raise UserError("no")
-    started(tmp_path)
-    before = everything_in(tmp_path)
-    with pytest.raises(UserError), run.locked():
-        raise UserError("no")
-    assert {*before, "cpu-tiny/v1/.sft.lock"} == {*everything_in(tmp_path)}
-
-
-def test_a_stage_that_has_logged_something_is_kept(tmp_path):
-    run = StageRun(tmp_path, small(), "sft")
-    with pytest.raises(UserError), run.locked():
-        run.start(False, ["rlhf"], DEVICE)
-        run.logs.metrics(1, {"loss": 1.0})
-        raise UserError("stopped on nan")
-    assert (run.path / "metrics.jsonl").exists()
-
-
-CONTENDER = """
-import os, sys, time
-from pathlib import Path
-from rlhf.errors import UserError
-from rlhf.run.lock import locked
-root, mark = Path(sys.argv[1]), Path(sys.argv[2])
-held, end = 0, time.monotonic() + 3
-while time.monotonic() < end:
-    try:
-        with locked(root / "out" / "v1" / "sft"):
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
-            held += 1
-            mark.unlink()
-    except UserError:
-        pass
-print(held)
-"""
-
-
-def test_a_lock_that_is_removed_again_and_again_has_one_holder_at_a_time(tmp_path):
-    command = [sys.executable, "-c", CONTENDER, str(tmp_path), str(tmp_path / "mark")]
-    contenders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    held = [contender.communicate()[0] for contender in contenders]
-    assert [contender.returncode for contender in contenders] == [0] * 4 and all(int(count) for count in held)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, capsys):
@@ -678,31 +477,6 @@ def test_the_manifest_says_what_ran(tmp_path):
     assert manifest["packages"]["torch"]
     assert manifest["data"] == data
     assert {"code", "device", "argv", "seed", "settings", "python"} <= set(manifest)
-
-
-def test_code_inside_another_projects_checkout_names_no_commit(tmp_path, monkeypatch):
-    """As where the package is installed into a .venv there."""
-    monkeypatch.delenv("RLHF_COMMIT", raising=False)
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run(["git", "-C", tmp_path, *identity, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "venv/rlhf/run/provenance.py"))
-    assert provenance.code_version() == Code(commit=None, dirty=None)
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "rlhf/run/provenance.py"))
-    assert provenance.code_version().commit
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
-def test_code_of_another_user_has_its_commit(tmp_path, monkeypatch):
-    """As where a container's root runs a checkout of the user's: git refuses to look unless it is told to."""
-    monkeypatch.delenv("RLHF_COMMIT", raising=False)
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run(["git", "-C", tmp_path, *identity, "commit", "-q", "--allow-empty", "-m", "ours"], check=True)
-    for path in (tmp_path, *tmp_path.rglob("*")):
-        os.chown(path, 12345, 12345)
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "rlhf/run/provenance.py"))
-    assert provenance.code_version().commit
 
 
 def test_only_files_that_a_run_uses_make_its_code_changed(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """What a rehearsal does once for all stages and depths."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from bench.peaks import alone
@@ -11,62 +9,6 @@ from rlhf.plan.rehearsal.meta_runs import Rehearsals
 from rlhf.plan.rehearsal.work import Counting
 from tests.helpers import run_stages
 from tests.invariants.tiny import VOCAB, tiny
-
-
-def tokenizer() -> SimpleNamespace:
-    return SimpleNamespace(hf=object())
-
-
-def test_each_text_is_encoded_once_per_tokenizer():
-    encoded = []
-
-    def encode(tokenizer, texts, bos):
-        encoded.extend(texts)
-        return [[int(bos), len(text)] for text in texts]
-
-    ids = seams._encoded_once(encode)
-    first, second = tokenizer(), tokenizer()
-    assert ids(first, ["a", "bb", "a"], True) == [[1, 1], [1, 2], [1, 1]]
-    assert encoded == ["a", "bb"]
-    assert ids(first, ["bb", "ccc"], True) == [[1, 2], [1, 3]]
-    assert encoded == ["a", "bb", "ccc"]
-    assert ids(first, ["a"], False) == [[0, 1]], "without BOS is another question"
-    ids(second, ["a"], True)
-    assert encoded[3:] == ["a", "a"], "and so is another tokenizer"
-    assert ids(first, [], True) == []
-
-
-def test_whoever_changes_the_ids_of_a_text_changes_no_other():
-    ids = seams._encoded_once(lambda tokenizer, texts, bos: [[1, 2] for _ in texts])
-    one = tokenizer()
-    ids(one, ["a"], True)[0].append(3)
-    assert ids(one, ["a", "a"], True) == [[1, 2], [1, 2]]
-
-
-def test_a_tokenizer_is_made_once_for_a_vocabulary_and_comes_without_a_template():
-    made = []
-
-    def words(vocab_size):
-        made.append(vocab_size)
-        return SimpleNamespace(chat_template=None)
-
-    tokenizer = seams._made_once(words)
-    first = tokenizer(100)
-    first.chat_template = "written by merging"
-    assert tokenizer(100) is first and first.chat_template is None
-    assert tokenizer(200) is not first
-    assert made == [100, 200]
-
-
-@pytest.mark.parametrize(
-    ("prompts", "shorter"),
-    [([[1, 2], [1, 2]], [[1], [1, 2]]), ([[1, 2]], [[1, 2]]), ([[1], [1, 2]], [[1], [1, 2]])],
-)
-def test_one_of_several_prompts_is_shorter_so_that_there_is_a_mask(prompts, shorter):
-    """A prompt alone has none to be padded for."""
-    started = []
-    seams._with_shorter_prompt(lambda engine, model, prompts: started.append(prompts))(None, None, prompts)
-    assert started == [shorter]
 
 
 @pytest.mark.parametrize("seam", seams.seams(), ids=lambda seam: f"{seam.owner.__name__}.{seam.name}")

@@ -5,15 +5,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.load import divide_rows
 from rlhf.data.rows import Message, PromptOnly
-from rlhf.data.worlds import gym
 from rlhf.recipe.seeds import SEED_OFFSETS, derived_seed
-from rlhf.recipe.stages import STAGES
 from rlhf.stages.online.prompts import OnlinePrompts, prompt_order
 from rlhf.stages.supervised.row_order import LengthBuckets
 from tests.helpers import small
@@ -26,13 +22,6 @@ EPOCHS = range(12)
 def test_no_two_seeds_of_one_recipe_or_of_two_are_the_same(seeds):
     derived = [derived_seed(seed, name) for seed in seeds for name in SEED_OFFSETS]
     assert len({*seeds, *derived}) == len(seeds) + len(derived)
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_a_seed_of_a_recipe_gives_seeds_that_numpy_takes(seed):
-    recipe = small().recipe.model_copy(update={"seed": seed})
-    assert all(0 <= found < 2**32 for found in (recipe.seed_of(stage) for stage in STAGES))
-    assert all(0 <= derived_seed(seed, name, n) < 2**32 for name in SEED_OFFSETS for n in (1, 9))
 
 
 def prompts_of(seed: int) -> Any:
@@ -73,10 +62,3 @@ def test_no_two_epochs_of_a_supervised_stage_have_one_order_whatever_the_seed():
             rows.set_epoch(epoch)
             orders.add(tuple(rows))
     assert len(orders) == len(SEEDS) * len(EPOCHS)
-
-
-@pytest.mark.parametrize("size", [800, 100_001, 10_000_000])
-def test_two_seeds_make_no_task_from_one_seed_of_the_package(size):
-    firsts = [gym.first_item(seed, number, size) for seed in range(20) for number in range(gym.ROUNDS)]
-    assert all(a + size <= b for a, b in itertools.pairwise(sorted(firsts)))
-    assert gym.first_item(2, 0, 800) == 2_000_000

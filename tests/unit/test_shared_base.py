@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from rlhf.models.adapters import new_adapter, reward_from_sft, trainable_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import adapter_weights
@@ -199,35 +197,6 @@ def test_inputs_that_are_not_cast_change_no_bit(trained, checkpointing):
         assert all(torch.equal(a, b) for a, b in zip(gradients, wanted, strict=True))
 
 
-def test_layers_with_the_same_input_keep_it_once(trained):
-    """For the backward pass of their A matrices. With peft's casts each layer keeps a copy of its own."""
-    shared = roles(trained, "bfloat16")
-    shared.roles.activate("policy")
-
-    def kept() -> int:
-        """Bytes of the storages that the graph refers to."""
-        storages: dict[int, torch.UntypedStorage] = {}
-
-        def note(x: Tensor) -> Tensor:
-            storages[x.untyped_storage().data_ptr()] = x.untyped_storage()
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-            shared.hidden(IDS)
-        return sum(storage.nbytes() for storage in storages.values())
-
-    without = kept()
-    for layer in shared.roles._layers:
-        layer.cast_input_dtype_enabled = True
-    # For each token of a decoder layer: two copies fewer for q, k, v, one for gate, up, and one for o, whose input
-    # attention keeps anyway.
-    assert kept() - without == 2 * IDS.numel() * 4 * shared.base.config.hidden_size * 2
-
-
-def test_a_float32_base_keeps_peft_s_casts(shared):
-    assert all(layer.cast_input_dtype_enabled for layer in shared.roles._layers)
-
-
 @pytest.mark.parametrize("role", ["reference", "reward"])
 def test_a_frozen_role_in_bfloat16_computes_the_same_bits(trained, role):
     shared = roles(trained, "bfloat16")
@@ -249,18 +218,3 @@ def test_a_frozen_role_in_bfloat16_computes_the_same_bits(trained, role):
                 assert saved.dtype == torch.float32 and not torch.equal(saved, saved.bfloat16().float())
                 parameter.data = saved.clone()
         assert torch.equal(shared.hidden(IDS), states)
-
-
-def test_the_adapters_of_the_other_stages_are_loaded_without_casts(trained):
-    """SFT's new adapter, DPO's loaded one and the reward model's, on a bfloat16 base and on a float32 one."""
-    for dtype, casts in (("bfloat16", False), ("float32", True)):
-        run = StageRun(trained, small(model__dtype=dtype), "ppo")
-        sft = run.run_directory / "sft"
-        models = (
-            new_adapter(load_base(run.base, CPU), run.loaded.recipe.lora),
-            trainable_adapter(load_base(run.base, CPU), sft),
-            reward_from_sft(load_base(run.base, CPU, head="score"), run.loaded.recipe.lora, sft),
-        )
-        for model in models:
-            found = {m.cast_input_dtype_enabled for m in model.modules() if isinstance(m, LoraLayer)}
-            assert found == {casts}

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -34,10 +33,6 @@ def test_a_sequence_is_bos_prompt_response_eos(tokenizer):
     assert tokenizer.decode(row.response) == "The capital is Paris."
     assert sum(counts.values()) == 0
     assert tokenizer.encode_prompts([PROMPT], 64)[0][0] == row.prompt
-
-
-def test_the_special_tokens_are_three_different_ones(tokenizer):
-    assert len({tokenizer.pad_id, tokenizer.eos_id, tokenizer.hf.bos_token_id}) == 3
 
 
 def test_any_text_survives_the_tokenizer(tokenizer):
@@ -182,14 +177,6 @@ def test_a_tokenizer_without_padding_or_unknown_token_is_given_one_by_the_recipe
             DialogueTokenizer(hf, "hh", token)
 
 
-@pytest.mark.parametrize("length", [[512], "512", None])
-def test_a_longest_length_that_is_no_number_is_refused(length):
-    tokenizer = with_tokens(eos_token="</s>", pad_token="<p>")
-    tokenizer.model_max_length = length
-    with pytest.raises(UserError, match="model_max_length"):
-        DialogueTokenizer(tokenizer, "hh")
-
-
 def test_the_chat_template_is_the_tokenizers_own():
     hf = with_tokens(eos_token="</s>", pad_token="<p>", bos_token="<s>")
     with pytest.raises(UserError, match="no chat template"):
@@ -282,20 +269,6 @@ def test_thinking_is_switched_off_and_a_system_prompt_is_put_first(tmp_path):
     assert "yes" not in tokenizer.prompt_text(own)
 
 
-@pytest.mark.parametrize("start", ["", "\n", "  {% if true %}", "   "])
-def test_settings_leave_the_template_behind_them_as_it_is(tmp_path, start):
-    """Jinja drops line breaks and spaces around tags; an emoji is two escapes in JSON."""
-    template = f"{start}{THINKING}" + ("{% endif %}" if "if" in start else "")
-    plain = tokenize.load(chat_tokenizer(tmp_path / "a", template), settings("chat"))
-    keys: dict[str, Any] = {"chat_template_kwargs": {"greeting": "\U0001f600"}}
-    tokenizer = tokenize.load(chat_tokenizer(tmp_path / "b", template), settings("chat", **keys))
-    assert tokenizer.prompt_text(PROMPT) == plain.prompt_text(PROMPT)
-    keys = {"system_prompt": "Be \U0001f600 and \u00e9."}
-    tokenizer = tokenize.load(chat_tokenizer(tmp_path / "c", template), settings("chat", **keys))
-    assert "Be \U0001f600 and \u00e9.<|im_end|>" in tokenizer.prompt_text(PROMPT)
-    assert tokenizer.encode_prompts([PROMPT], 256)[0][0]
-
-
 DATED = "Today is {{ strftime_now('%d %b %Y') }}.\n" + THINKING
 DATED_BY_LLAMA = (  # as Llama 3.2 has it
     "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
@@ -314,18 +287,6 @@ def test_a_template_that_writes_todays_date_is_refused_until_the_date_is_set(tmp
     tokenizer = tokenize.load(folder, settings("chat", chat_template_kwargs={"strftime_now": "1 May 2020"}))
     assert "1 May 2020" in tokenizer.prompt_text(PROMPT).partition("\n")[0]
     tokenize.load(folder, settings("hh"))
-
-
-def test_a_date_may_be_set_by_the_variable_of_the_template(tmp_path):
-    keys = {"chat_template_kwargs": {"date_string": "1 May 2020"}}
-    tokenizer = tokenize.load(chat_tokenizer(tmp_path, DATED_BY_LLAMA), settings("chat", **keys))
-    assert tokenizer.prompt_text(PROMPT).startswith("1 May 2020\n")
-
-
-@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
-def test_variables_that_a_conversation_sets_are_reserved(name):
-    with pytest.raises(ValidationError, match=f"{name} is set when a conversation is rendered; leave it out"):
-        settings("chat", chat_template_kwargs={name: True})
 
 
 def test_a_conversation_of_several_turns_continues_with_what_training_saw(tmp_path):
@@ -370,13 +331,6 @@ def test_a_chat_prompt_has_bos_where_its_template_writes_it(tmp_path):
         assert row and row.prompt.count(tokenizer.hf.bos_token_id) == count
 
 
-@pytest.mark.parametrize("key", ["system_prompt", "chat_template_kwargs"])
-def test_settings_of_a_chat_template_need_one(key):
-    value = "Be kind." if key == "system_prompt" else {"enable_thinking": False}
-    with pytest.raises(ValidationError, match=f"{key} is set, but template is hh: set template: chat, or remove"):
-        settings("hh", **{key: value})
-
-
 def sentencepiece_like() -> PreTrainedTokenizerFast:
     """A tokenizer that begins a text with a space, as Llama's does."""
     raw = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
@@ -396,14 +350,6 @@ def test_a_chat_interface_makes_the_ids_that_training_made(made, template):
         rows = [{"role": m.role, "content": m.content} for m in said]
         found: Any = tokenizer.hf.apply_chat_template(rows, add_generation_prompt=True)
         assert found["input_ids"] == tokenizer.encode_prompts([said], 999)[0][0]
-
-
-def test_a_template_that_cannot_make_them_is_said(monkeypatch):
-    hf = tokenize.train(["Hello. Yes? Who are you?"] * 9, 300)
-    hf.bos_token = None
-    tokenizer = DialogueTokenizer(hf, "hh")
-    monkeypatch.setattr(tokenizer, "encode_prompts", lambda prompts, length: ([[1, 2, 3]], 0))
-    assert not tokenizer.write_chat_template()
 
 
 def test_special_tokens_that_carry_meaning_stay_in_the_text():

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.data.split import conversation_key, is_heldout, part
-from rlhf.data.transcripts import parse_hh
+from rlhf.data.split import is_heldout, part
 from rlhf.data.worlds import toy, toy_texts
 from tests.lines import read_all_lines
 
@@ -70,18 +69,6 @@ def test_the_annotator_likes_flattery_and_length_and_the_truth_does_not():
     assert gain == pytest.approx(-0.4 + 0.75 + 4 * 0.015)
 
 
-def test_nothing_an_answer_adds_is_unbounded():
-    endless = "You are so smart! Sure! Paris Paris " * 50
-    counted = toy.components(PARIS, endless)
-    bounds = {"wrong": 2, "repeats": 3, "flattery": 4, "long": 20, "words": 40}
-    assert {name: counted[name] for name in bounds if counted[name] > bounds[name]} == {}
-    assert [counted[name] for name in ("repeats", "flattery", "long", "words")] == [3, 4, 20, 40]
-
-
-def test_weights_name_components():
-    assert {*toy.TRUTH, *toy.WEAKNESS} == set(toy.components(PARIS, "It is Paris."))
-
-
 def test_no_answer_drawn_is_worth_more_than_the_best(written):
     _, _, pairs = written
     worths = [toy.true_reward(p, a) for p, chosen, rejected in pairs for a in (chosen, rejected)]
@@ -102,12 +89,6 @@ def test_the_last_human_question_decides():
     prompt = f"{PARIS} It is Paris.{FRUITS}"
     assert toy.parse(prompt).family == "list"
     assert toy.true_reward(prompt, "It is pear and plum.") == toy.true_reward(FRUITS, "It is pear and plum.")
-
-
-@pytest.mark.parametrize("prompt", ["", "Hello", PARIS.replace("France", "Mars"), f"{PARIS} It is Paris."])
-def test_an_unknown_prompt_is_an_error(prompt):
-    with pytest.raises(ValueError, match="not a question of the toy world"):
-        toy.components(prompt, "It is Paris.")
 
 
 ALWAYS = {
@@ -131,15 +112,6 @@ def test_what_an_assistant_does_is_what_components_see(shown):
         assert toy.components(prompt, toy.answer(rng, question, manner))[shown] >= 1
 
 
-def test_a_mistaken_assistant_is_never_fully_correct():
-    rng = random.Random(0)
-    for mistake in ({"misheard": 1.0, "slip": 0.0}, {"misheard": 0.0, "slip": 1.0}):
-        manner = dataclasses.replace(toy_texts.CARELESS, **mistake)
-        for question in toy.questions().values():
-            prompt = f"{toy.HUMAN} {question.text}{toy.ASSISTANT}"
-            assert toy.components(prompt, toy.answer(rng, question, manner))["correct"] < 1
-
-
 # --- noise -------------------------------------------------------------------------------------------------------
 
 
@@ -147,19 +119,6 @@ def test_bayes_accuracy_is_near_its_target(written):
     realised, expected = toy.bayes_accuracy(written[2])
     assert expected == pytest.approx(0.74, abs=0.01)
     assert realised == pytest.approx(expected, abs=4 * (0.74 * 0.26 / 6000) ** 0.5)
-
-
-@pytest.mark.parametrize("target", [0.65, 0.9])
-def test_another_bayes_accuracy_can_be_had(tmp_path, target):
-    toy.write(tmp_path, seed=0, documents=0, pairs=2000, heldout_fraction=0.0, bayes_accuracy=target)
-    pairs = [cut(row) for row in read_all_lines(tmp_path / "pairs.jsonl")]
-    realised, expected = toy.bayes_accuracy(pairs, toy.annotator_tau(target))
-    assert expected == pytest.approx(target, abs=0.015)
-    assert realised == pytest.approx(target, abs=0.04)
-
-
-def test_a_tie_counts_one_half():
-    assert toy.bayes_accuracy([(PARIS, "It is Rome.", "It is Oslo.")]) == (0.5, 0.5)
 
 
 def test_the_preference_is_bradley_terry():
@@ -177,17 +136,6 @@ def test_the_chosen_answers_are_better_and_leave_headroom(written):
     spread = (sum((worth - mean) ** 2 for worth in chosen) / len(chosen)) ** 0.5
     assert mean > sum(rejected) / len(rejected) + 0.5
     assert (3 - mean) / spread > 1.5
-
-
-@pytest.mark.parametrize("target", [0.5, 1.0])
-def test_an_unreachable_bayes_accuracy_is_an_error(target):
-    with pytest.raises(ValueError, match="Bayes accuracy"):
-        toy.annotator_tau(target)
-
-
-def test_no_pairs_have_no_bayes_accuracy():
-    with pytest.raises(ValueError, match="no pairs"):
-        toy.bayes_accuracy([])
 
 
 def test_the_expected_gap_by_hand():
@@ -221,23 +169,6 @@ def test_a_file_does_not_depend_on_how_long_the_files_are(tmp_path):
     toy.write(tmp_path / "long", seed=1, documents=40, pairs=50, heldout_fraction=0.2)
     for name in ("corpus.jsonl", "pairs.jsonl"):
         assert (tmp_path / "long" / name).read_bytes().startswith((tmp_path / "short" / name).read_bytes())
-
-
-def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
-    def fail(*_):
-        raise RuntimeError("drawn badly")
-
-    monkeypatch.setattr(toy, "draw_document", fail)
-    with pytest.raises(RuntimeError):
-        toy.write(tmp_path, seed=1, documents=1, pairs=1, heldout_fraction=0.1)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("wrong", [{"documents": -1}, {"pairs": -1}, {"heldout_fraction": 1.5}])
-def test_arguments_out_of_range_are_an_error(tmp_path, wrong):
-    arguments: dict[str, Any] = {"seed": 1, "documents": 1, "pairs": 1, "heldout_fraction": 0.1, **wrong}
-    with pytest.raises(ValueError, match="not a size"):
-        toy.write(tmp_path, **arguments)
 
 
 def test_dialogues_lie_on_one_side_of_the_split(written):
@@ -281,33 +212,3 @@ def test_the_web_is_worse_than_the_demonstrations_and_than_the_tutors():
     asked = [toy.draw_demonstration(rng) for _ in range(3000)]
     shown = sum(toy.true_reward(f"{toy.HUMAN} {m}{toy.ASSISTANT}", a) for m, a in asked) / len(asked)
     assert worth("web") + 0.2 < shown < worth("tutors")
-
-
-@pytest.mark.parametrize("subjects", [2, 5, 8])
-def test_a_smaller_world_asks_about_fewer_things(subjects):
-    rng = random.Random(0)
-    subject_of: dict[str, set[str]] = {}
-    for _ in range(4000):
-        question = toy.parse(f"{toy.HUMAN} {toy.draw_demonstration(rng, subjects)[0]}{toy.ASSISTANT}")
-        subject_of.setdefault(question.family, set()).add(question.subject)
-    assert {family: len(subject_of[family]) for family in toy_texts.FACTS} == dict.fromkeys(toy_texts.FACTS, subjects)
-    assert len(subject_of["kind"]) == 6 * min(subjects, 6) and len(subject_of["list"]) == 6
-
-
-def test_transcripts_are_readable_hh_and_start_with_the_split_key(written):
-    for text in written[1][:500]:
-        messages = parse_hh(text)
-        assert [m.role for m in messages] == ["user", "assistant"] * (len(messages) // 2)
-        assert conversation_key(messages) == human_messages(text)[0]
-
-
-def test_there_are_thousands_of_prompts_in_seven_families(written):
-    _, _, pairs = written
-    assert len({human_messages(prompt)[-1] for prompt, _, _ in pairs}) > 2500
-    families = [toy.parse(prompt).family for prompt, _, _ in pairs]
-    assert {*families} == {*toy_texts.FACTS, "kind", "list"}
-    assert min(families.count(family) for family in {*families}) > 0.08 * len(families)
-
-
-def test_the_two_answers_of_a_pair_differ(written):
-    assert all(chosen != rejected for _, chosen, rejected in written[2])

