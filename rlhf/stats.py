@@ -167,37 +167,6 @@ def length_controlled_win_rate(outcomes: Sequence[float], length_differences: Se
     return Estimate(sigmoid(a), sigmoid(a - error), sigmoid(a + error))
 
 
-def best_of(scores: Sequence[float], values: Sequence[float], n: int) -> float:
-    """Return the expected value of the answer with the highest of `n` scores, drawn from these without replacement.
-
-    scores[i] and values[i] belong to one of N answers to a prompt. The highest of n lies among the a answers with a
-    score of at most s with probability C(a, n)/C(N, n), so that the mean over all subsets needs none of them; answers
-    with the same score are equally likely (arXiv 2112.09332, appendix I). Where scores and values are the same verdicts
-    of 0 and 1, c of them 1, this is pass@n, 1 − C(N − c, n)/C(N, n) (arXiv 2107.03374, eq. 1).
-
-    Raises ValueError unless n is from 1 to N.
-    """
-    if not 1 <= n <= len(scores):
-        raise ValueError(f"the best of {n} among {len(scores)} answers")
-    tied: defaultdict[float, list[float]] = defaultdict(list)
-    for score, value in zip(scores, values, strict=True):
-        tied[score].append(value)
-    parts, below = [], 0
-    for score in sorted(tied):
-        upto = below + len(tied[score])
-        parts.append((math.comb(upto, n) - math.comb(below, n)) / math.comb(len(scores), n) * fmean(tied[score]))
-        below = upto
-    return math.fsum(parts)
-
-
-def kl_of_best_of(n: int) -> float:
-    """Return the KL in nats per answer of the best of n to what it was drawn from, log n − (n − 1)/n.
-
-    This is exact where no two scores are equal, and an upper bound otherwise (arXiv 2401.01879).
-    """
-    return math.log(n) - (n - 1) / n
-
-
 def distinct(texts: Sequence[str], n: int) -> float:
     """Return the share of distinct n-grams among the word n-grams of all texts (arXiv 1510.03055); 0 without any."""
     grams = Counter(

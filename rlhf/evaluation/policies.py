@@ -15,7 +15,7 @@ from rlhf.data.corpus import Prompt
 from rlhf.data.normal import says_something
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
-from rlhf.evaluation.best_of_n import PerPrompt, beside_best_of_n, judged_whole, pass_at_k
+from rlhf.evaluation.pass_at_k import PerPrompt, pass_at_k
 from rlhf.evaluation.reward_model import check_scores
 from rlhf.models.shared_base import SharedBase
 from rlhf.process import distributed
@@ -303,29 +303,19 @@ def further_metrics(
 
 
 def of_several_samples(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
-    """Return what several samples to a prompt tell, with the ends of 95 % intervals over prompts.
+    """Return pass@k of the rewards that are 0 or 1, with 95 % intervals over prompts, and the KL of a response.
 
-    These are pass@k of the rewards that are 0 or 1; and for a policy that is not its start the KL of a response, with
-    best-of-n of the start at that KL, over the prompts of which all answers are judged. With one sample to a prompt the
-    KL is all.
+    A policy that is its own start has no KL.
     """
     shares = {
         f"reward_{name}_{pass_at}": shares
         for name, verdicts in after.rewards.items()
         for pass_at, shares in pass_at_k(after.by_prompt(verdicts)).items()
     }
-    estimates: dict[str, Estimate | None] = {name: clustered_share(x, range(len(x))) for name, x in shares.items()}
-    metrics, means = {}, {}
+    metrics = {name: fmean(values) for name, values in shares.items()}
     if before is not after:
         metrics["kl_per_response"] = after.kl_per_response
-        old, new = judged_whole(
-            {judge: policy.by_prompt(numbers) for judge, numbers in policy.judgements.items()}
-            for policy in (before, after)
-        )
-        means = beside_best_of_n(old, new, after.kl_per_response)
-        estimates |= {name: mean_interval(values) for name, values in means.items()}
-    metrics |= {name: fmean(values) for name, values in (shares | means).items()}
-    return metrics | _ends(estimates)
+    return metrics | _ends({name: clustered_share(x, range(len(x))) for name, x in shares.items()})
 
 
 def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStart) -> dict[str, float]:
