@@ -12,8 +12,8 @@ import click
 from rlhf.cli.choice import Choice
 from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
 from rlhf.data import formats
+from rlhf.data.normal import words
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
-from rlhf.data.scripts import words
 from rlhf.data.source import read_source
 from rlhf.data.transcripts import render_hh
 from rlhf.data.worlds import gym

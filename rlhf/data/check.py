@@ -17,6 +17,7 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.terminal import counted
 
 SHOWN = 3  # places that are named
+FEW = 30  # pairs, too few to tell whether length decides
 WORDS = 13  # that a training and a held-out row have in common, in order, where one is likely a copy of the other
 # Marks of turns beside those that MARK_SHAPE finds: of Llama 2 and Mistral, Gemma, HH, Alpaca, and ends of texts
 TEMPLATED = re.compile(
@@ -128,7 +129,7 @@ def _longer(pairs: Sequence[PreferencePair]) -> Iterator[Finding]:
     lengths = [(len(pair.chosen.split()), len(pair.rejected.split())) for pair in pairs]
     longer, unequal = sum(a > b for a, b in lengths), sum(a != b for a, b in lengths)
     if unequal:
-        bias = 10 * longer > 7 * unequal or 10 * longer < 3 * unequal
+        bias = unequal >= FEW and not 0.3 <= longer / unequal <= 0.7
         meaning = "length alone predicts the choice, and a policy will learn it" if bias else "among unequal lengths"
         yield Finding("chosen longer", longer, unequal, (), meaning, bias)
 

@@ -116,7 +116,8 @@ class ReadReport:
         words: dict[str, str] = {"malformed": "malformed"} | {**LEFT_OUT}
         reasons = ", ".join(f"{words[reason]} {count:,}" for reason, count in counts.items() if count)
         files = ", ".join(file.name for file in self.files if file.rows)
-        return f"{sum(counts.values()):,} of {counted(self.rows, 'row')} of {files} left out: {reasons or 'none'}"
+        left = f"{sum(counts.values()):,} left out: {reasons}" if reasons else "none left out"
+        return f"{counted(self.rows, 'row')} of {files}, {left}"
 
 
 @dataclass(frozen=True, slots=True)

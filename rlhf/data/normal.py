@@ -16,6 +16,9 @@ _IGNORABLE = (
 _SHOWING_NOTHING = re.compile(f"(\U0001f3f4[\U000e0020-\U000e007f]+)|[{_IGNORABLE}]+")
 PROMPT = 12  # characters of a message that no answer begins with by chance
 _BLANK = ("Cc", "Cf", "Zl", "Zp", "Zs")  # categories of controls, of formats and of white space
+# Thai and Lao, Tibetan and Myanmar, Khmer, kana, and the letters of Chinese, which stand without spaces between words
+_APART = "\u0e00-\u0eff\u0f00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{_APART}]|[^\s{_APART}]+")
 _BLANK_BRAILLE = "\u2800"
 _WIDTHS = {  # full-width and half-width forms, which repeat other characters: ＡＢＣ１２３, ｱｲｳ
     code: chr(int(form.partition("> ")[2], 16))
@@ -61,6 +64,13 @@ def repeats_prompt(row: Row) -> bool:
     answers = (row.response,) if isinstance(row, Example) else (row.chosen, row.rejected)
     asked = normalise(row.prompt[-1].content)
     return len(asked) >= PROMPT and all(normalise(answer).startswith(asked) for answer in answers)
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text: what stands between white space, and each letter of a script without spaces."""
+    if text.isascii():
+        return text.split()
+    return [word for word in _WORD.findall(normalise(text)) if any(map(str.isalnum, word))]
 
 
 def says_something(text: str) -> bool:

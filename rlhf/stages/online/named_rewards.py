@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from rlhf.data.normal import normalise, plain_signs, says_something
-from rlhf.data.scripts import words
+from rlhf.data.normal import normalise, plain_signs, says_something, words
 from rlhf.data.worlds import gym
 from rlhf.run.packages import require_found
 

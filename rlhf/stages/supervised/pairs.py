@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from rlhf.data import amount
 from rlhf.data.corpus import Split
 from rlhf.data.pairs import EncodedPair, encode_pairs
 from rlhf.data.rows import PreferencePair
@@ -28,12 +27,10 @@ class StagePairs(NamedTuple):
 def stage_pairs(
     run: StageRun, tokenizer: DialogueTokenizer, pairs: Split[PreferencePair], options: Rm | Dpo
 ) -> StagePairs:
-    """Encode the pairs of a stage. Note in its manifest what was cut, and print advice where there are few."""
+    """Encode the pairs of a stage. Note in its manifest what was cut."""
     training, cuts, _ = encode_pairs(tokenizer, pairs.train[: options.max_samples], options)
     heldout, heldout_cuts, heldout_rows = encode_pairs(tokenizer, pairs.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
-    if run.is_main and not run.loaded.recipe.data.is_stand_in:  # stand-in data needs no advice on its amount
-        amount.note(run.stage, len(training))
     validation: list[EncodedPair] = []
     if options.eval_steps:
         validation, _, _ = encode_pairs(tokenizer, pairs.validation[: options.max_eval_samples], options)
