@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def pair(n: int, chosen: str = "Yes, it is.", rejected: str = "No.", **more: obj
     return {"prompt": f"Question {n}?", "chosen": chosen, "rejected": rejected, **more}
 
 
-def read(folder: Path, *rows: dict[str, object], name: str = "rows.jsonl") -> ParsedRows:
+def read(folder: Path, *rows: Mapping[str, object], name: str = "rows.jsonl") -> ParsedRows:
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return formats.read([folder / name])
 
