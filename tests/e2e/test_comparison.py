@@ -69,17 +69,6 @@ def test_accuracies_of_two_reward_models_are_paired_by_held_out_pair(tmp_path):
     assert accuracy["interval"] == pytest.approx(of_shares(0.3, (half / Z) ** 2, 5))
 
 
-def test_an_accuracy_has_no_interval_against_itself_nor_on_other_pairs(tmp_path):
-    answers = [("p", [says(0)])]
-    a = a_run(tmp_path / "a", answers, details=heldout(-1, -1, 1, -1, 2))
-    same_model = a_run(tmp_path / "b", answers, details=heldout(3, 1, 1, -2, 0))
-    other_pairs = a_run(tmp_path / "c", answers, "c" * 64, details=heldout(3, 1, 1, -2, 0, pairs="12346"))
-    older = a_run(tmp_path / "d", answers, "d" * 64)
-    for b in (same_model, other_pairs, older):
-        accuracy = compared(a, b)["rm/accuracy"]
-        assert (accuracy["difference"], accuracy["interval"]) == (0, None), b
-
-
 def of_shares(difference: float, variance: float, count: int) -> tuple[float, float]:
     """Wilson's interval of (1 + difference) / 2, a share with this variance; the difference is from −1 to 1."""
     p = (1 + difference) / 2
@@ -117,36 +106,6 @@ def test_rewards_of_functions_are_compared_by_prompt(tmp_path):
     assert not [name for name in (row["name"] for row in compared(a, older)["rows"]) if "reward" in name]
 
 
-def test_prompts_that_one_side_has_no_verdict_on_are_compared_with_nothing(tmp_path):
-    """A judged p0, p1 and p3, B p1, p2 and p3: both judged p1 and p3."""
-    given: dict[str, list[dict[str, float]]] = {
-        "a": [{"judge": 0.9}, {"judge": 0.5}, {}, {"judge": 0.2}],
-        "b": [{}, {"judge": 0.6}, {"judge": 0.1}, {"judge": 0.1}],
-    }
-    a, b = (
-        a_run(
-            tmp_path / name,
-            [(f"p{i}", [{"response": "x", "rewards": rewards}]) for i, rewards in enumerate(given[name])],
-            details={"reward_functions": {"judge": "judge(…)"}},
-            metrics=metrics,
-        )
-        for name, metrics in (
-            ("a", {"ppo/score": 0.5, "ppo/reward_judge": 0.5}),  # a share of 0 has no key
-            ("b", {"ppo/score": 0.5, "ppo/score_no_verdict": 0.25, "ppo/reward_judge_no_verdict": 0.25}),
-        )
-    )
-    rows = compared(a, b)
-    assert [rows[f"{name}_no_verdict"]["difference"] for name in ("score", "reward_judge")] == [0.25, 0.25]
-    assert not [row for row in compared(a, a)["rows"] if "verdict" in row["name"]], "all of both are judged"
-    assert [rows["reward_judge"][side] for side in "ab"] == pytest.approx([0.35, 0.35])
-
-
-def test_equal_answers_differ_by_nothing_without_an_interval(tmp_path):
-    a, b = (a_run(tmp_path / name, [(f"p{i}", [says(i)]) for i in range(4)]) for name in "ab")
-    score = compared(a, b)["score"]
-    assert (score["difference"], score["interval"]) == (0, None)
-
-
 def test_pairing_takes_away_what_the_prompts_have_in_common(tmp_path):
     """Prompts differ by 100, the runs by 1 ± 0.1: the interval knows the difference far better than either mean."""
     a = a_run(tmp_path / "a", [(f"p{i}", [says(0, 100.0 * i)]) for i in range(20)])
@@ -164,12 +123,6 @@ def test_several_answers_to_a_prompt_count_once(tmp_path):
         a_run(tmp_path / "c", [(p, of * 3) for p, of in one]), a_run(tmp_path / "d", [(p, of * 2) for p, of in other])
     )
     assert single["rows"] == many["rows"] and single["prompts"] == many["prompts"] == 6
-
-
-def test_perplexity_of_another_tokenizer_has_no_difference(tmp_path):
-    a = a_run(tmp_path / "a", [("p", [says(0)])])
-    b = a_run(tmp_path / "b", [("p", [says(0)])], settings={"tokenizer": {"name": "u"}})
-    assert compared(a, b)["perplexity"]["difference"] is None
 
 
 def test_prompts_that_only_one_side_answered_are_left_out_and_counted(tmp_path, monkeypatch, capsys):

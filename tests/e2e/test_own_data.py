@@ -114,20 +114,6 @@ def test_prompts_alone_feed_ppo_and_no_other_stage(tmp_path):
     assert len(corpus.prompts("ppo")) == len(QUESTIONS)
 
 
-def test_ppo_trains_and_evaluation_works_where_most_prompts_have_no_answer(tmp_path):
-    files = [*instructions_and_preferences(tmp_path), prompts(tmp_path)]
-    loaded = small(data__source="files", data__files=files, data__heldout_fraction=0.2, evaluate__max_samples=64)
-    summary = run_stages(loaded, tmp_path / "runs", "pretrain", "sft", "rm", "ppo", "evaluate")
-    sampled = (tmp_path / "runs/cpu-tiny/v1/evaluate/samples.jsonl").read_text()
-    assert summary["metrics"]["ppo/score"] is not None and "Tell me, please." in sampled
-
-
-def test_a_file_too_small_to_hold_anything_out_is_refused(tmp_path):
-    file = write(tmp_path / "one.jsonl", [{"instruction": "Add 2 and 3.", "output": "5"}])
-    with pytest.raises(UserError, match=r"the data has 1 for training and 0 held out: add a file"):
-        run_stages(small(data__source="files", data__files=[file]), tmp_path / "runs", "pretrain")
-
-
 @pytest.mark.skipif("RLHF_REAL_DATA" not in os.environ, reason="RLHF_REAL_DATA names no folder of real data files")
 @pytest.mark.parametrize("names", [["hh-harmless-base.jsonl.gz"], ["instructions.jsonl", "preferences.jsonl"]])
 def test_real_files_run_through_the_whole_chain(tmp_path, names):

@@ -9,15 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rlhf.errors import UserError
 from rlhf.evaluation import endpoint
-from rlhf.rating import judge, ratings
-from rlhf.rating.pairs import TEXT_CHARACTERS, Pair, pair_answers, turns
+from rlhf.rating import ratings
+from rlhf.rating.pairs import TEXT_CHARACTERS, Pair, pair_answers
 from rlhf.rating.server import Server
 from tests.browser import chromium as chromium
 from tests.browser import complaints, needs_browser, open_page, wait
@@ -114,16 +113,6 @@ def test_what_a_model_says_is_only_shown(chromium, tmp_path, serve):
     assert not complaints(page)
 
 
-@needs_browser
-@pytest.mark.parametrize(("width", "beside_each_other"), [(390, False), (1280, True)])
-def test_answers_are_side_by_side_where_there_is_room(chromium, root, serve, width, beside_each_other):
-    page = begin(chromium, serve(root), "ann")
-    page.set_viewport_size({"width": width, "height": 844})
-    top = "at('{}').getBoundingClientRect().top"
-    assert page.evaluate(f"{top.format('first')} === {top.format('second')}") == beside_each_other
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
 # ---- who is answered ----
 
 
@@ -146,15 +135,6 @@ def ask(
 
 def rate(item: int = 0, choice: str = "first", rater: str = "ann") -> bytes:
     return json.dumps({"item": item, "choice": choice, "rater": rater}).encode()
-
-
-def test_the_prompt_is_a_dialogue():
-    transcript = "Be kind.\n\nHuman: Hi\n\nAssistant: Hello!\n\nHuman: A joke?\n\nAssistant:"
-    dialogue = [("Instructions", "Be kind."), ("Person", "Hi"), ("Assistant", "Hello!"), ("Person", "A joke?")]
-    assert turns(transcript) == dialogue
-    messages = [{"role": "user", "content": "Hi\x1b[31m"}, {"role": "assistant", "content": "Hello!"}]
-    assert turns("<|user|>Hi<|end|>", messages) == [("Person", "Hi[31m"), ("Assistant", "Hello!")]
-    assert turns("no transcript") == [("Prompt", "no transcript")]
 
 
 def test_nobody_learns_which_answer_is_whose(root, serve):
@@ -204,28 +184,6 @@ def test_only_the_page_may_rate(root, serve, headers, status):
     assert (root / "ab").exists() == (status == 200)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/rate", rate(item=10), 400),
-        ("/rate", rate(choice="a"), 400),
-        ("/rate", rate(rater="judge:me"), 400),
-        ("/rate", rate(rater="../x"), 400),
-        ("/rate", json.dumps({"item": [0], "choice": {}, "rater": "ann"}).encode(), 400),
-        ("/rate", b"\xff", 400),
-        ("/rate", b"[" * 4000, 400),
-        ("/../rate", rate(), 404),
-        ("/etc/passwd", rate(), 404),
-    ],
-)
-def test_what_is_no_rating_is_refused_and_the_server_goes_on(root, serve, path, body, status):
-    server = serve(root)
-    assert ask(server, path, body)[0] == status
-    assert ask(server, "/page.html", method="GET")[0] == ask(server, "/%2e%2e/server.py", method="GET")[0] == 404
-    assert not (root / "ab").exists()
-    assert ask(server, "/rate", rate())[0] == 200
-
-
 # ---- what is on disk ----
 
 
@@ -250,28 +208,6 @@ def test_a_server_that_is_killed_loses_nothing(root, serve):
 def add(file: Path, rater: str, pairs: list[Pair], choice: str = "b") -> None:
     for pair in pairs:
         ratings.rate(file, pair, rater, choice, "ab")
-
-
-def test_many_may_write_at_the_same_time(tmp_path):
-    answers = pair_answers(evaluation(tmp_path, [row(i) for i in range(40)]))
-    with ProcessPoolExecutor(4) as pool:
-        for task in [pool.submit(add, answers.file, f"rater-{i}", answers.pairs) for i in range(4)]:
-            task.result()
-    assert len(ratings.current_ratings(answers.file)) == len(answers.file.read_text().splitlines()) == 160
-
-
-def test_a_line_that_was_cut_goes_and_one_that_is_no_rating_is_named(root):
-    answers = pair_answers(root)
-    add(answers.file, "ann", answers.pairs[:2])
-    with open(answers.file, "a") as handle:
-        handle.write('{"item": 3, "ra')
-    assert len(ratings.current_ratings(answers.file)) == 2
-    add(answers.file, "ann", answers.pairs[2:3])
-    assert len(ratings.current_ratings(answers.file)) == 3
-    with open(answers.file, "a") as handle:
-        handle.write('{"rater": "ann", "item": [3], "sha256": "x", "choice": "a", "shown": "ab"}\n')
-    with pytest.raises(UserError, match=r"sft-vs-ppo.jsonl:4: item"):
-        Server(answers, 0)
 
 
 # ---- which pairs, and what the ratings say ----
@@ -317,16 +253,6 @@ def test_ratings_do_not_count_for_other_answers(root):
     evaluation(root.parents[1], [row(0), row(1, ppo="new"), *(row(i) for i in range(3, 10)), row(2)])
     summary = ratings.summarize(pair_answers(root))
     assert (summary.figures["ann"].wins, summary.of_other_answers) == (1, 9)
-
-
-def test_longer_answers_that_win_for_their_length_do_not_at_equal_length(tmp_path):
-    lines = [row(i, "short " * (9 + i % 4), "long " * (12 + i % 4 + 3 * (i % 5 - 1))) for i in range(60)]
-    answers = pair_answers(evaluation(tmp_path, lines))
-    for pair in answers.pairs:
-        add(answers.file, "ann", [pair], "b" if len(pair.b.split()) > len(pair.a.split()) else "a")
-    figures = ratings.summarize(answers).figures["ann"]
-    assert not_none(figures.win_rate).low > 0.6
-    assert not_none(figures.length_controlled_win_rate).low < 0.5
 
 
 # ---- a model that judges ----
@@ -377,15 +303,6 @@ def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     assert figures.length_controlled_win_rate is None, "ties alone have no residuals, and so no interval"
 
 
-@pytest.mark.parametrize("reply", ["I cannot compare these.", "", None, "A and B are both fine", "half a \ud83e"])
-def test_refusals_and_nonsense_are_skips(root, asked, stub, reply):
-    """So is a pair with a clear reply in one order alone, which says nothing about the order."""
-    code, _, err = asked(stub(lambda q, times: reply if "poor" in parts(q)[1] else honest(q, times)).url)
-    assert code == 0 and "9 replies" in err
-    assert choices(root, "judge:some/model") == dict.fromkeys(range(9), "skip") | {9: "tie"}
-    assert ratings.summarize(pair_answers(root)).figures["judge:some/model"].order_decided == 0
-
-
 def test_a_pair_that_the_endpoint_refuses_stays_to_be_judged(root, asked, stub):
     def mind(question, times):
         return (400, "too long: answer: A") if "question 3" in question else honest(question, times)
@@ -406,19 +323,3 @@ def test_what_was_judged_is_kept_when_the_endpoint_fails_for_good(root, asked, s
     server.mind = honest
     assert asked(server.url)[0] == 0 and len(server.about_pairs()) - before <= 2 * (10 - len(kept))
     assert len(rows(root)) == 10
-
-
-@pytest.mark.parametrize(
-    ("reply", "letter"),
-    [
-        *(("A", "A"), ("b", "B"), (" C.\n", "C"), ("**B**", "B"), ("(A)", "A"), ("[[C]]", "C")),
-        *(("B, because it is short", "B"), ("A\nIt says more.", "A"), ("A: it says more", "A"), ("Answer: B", "B")),
-        *(("Verdict: C", "C"), ("<think>A? No, B.</think>\n\nA", "A"), ("It says more.\n\n**Answer: A**", "A")),
-        *(("A better one is hard to find", None), ("answer A or answer B", None), ("A and B", None), ("A/B", None)),
-        *(("Answer B repeats itself.\n\nA", "A"), ("Answer: A\nB", None), ("A: rude\nB: kind", None)),
-        *(("Worse answer: B", None), ("It isn't answer B.", None), ("**Answer A:**\nIt is polite, but", None)),
-        *(("", None), ("D", None), ("Because", None), ("<think>A", None), ("x" + "\n" * 20_000 + "x", None)),
-    ],
-)
-def test_letters_are_found_where_there_is_just_one(reply, letter):
-    assert judge.letter(reply) == letter

@@ -100,35 +100,6 @@ def test_the_first_sentence_says_what_was_learned_with_its_interval(tmp_path, lo
     assert "8 held-out prompts" in text and f"{0.5 + 0.5 * low:.3g} to {0.5 + 0.5 * high:.3g}" in text
 
 
-def test_the_reward_is_explained_with_the_range_of_its_values(tmp_path):
-    run = made(tmp_path, GAIN, lines_of([("a", -4.9, "b", 3.0), ("a", 0.1, "b", 0.2)]))
-    (text,) = learned.meanings(run)
-    assert "1.5 if correct" in text and "at most 3" in text and "-4.9 to 3" in text
-    metrics = {"sft/reward_regex": 0.1, "ppo/reward_regex": 0.9, "ppo/reward_regex_gain": 0.8}
-    samples = '{"step": 0, "prompt": "p", "ppo": {"response": "x", "rewards": {"regex": 1.0}}}\n'
-    run = made(tmp_path / "functions", metrics, samples)
-    run = run._replace(details=run.details.model_copy(update={"reward_functions": {"regex": "regex(pattern='x')"}}))
-    (text,) = learned.meanings(run)
-    assert learned.MEANING["regex"] in text and "1 to 1" in text
-
-
-def test_without_a_policy_the_reward_model_or_sft_is_what_was_learned(tmp_path):
-    root = tmp_path / "cpu-tiny" / "v1"
-    write_records(root / "sft", {}, {"metrics": {"eval_loss": 1.25}})
-    assert "1.25" in learned.sentences(records.load(root))[0].text
-    write_records(root / "rm", {}, {"metrics": {"accuracy": 0.75}})
-    assert "0.75" in learned.sentences(records.load(root))[0].text
-
-
-def test_the_answers_above_the_curve_are_the_largest_the_middle_and_the_least_gain(tmp_path):
-    changes = [0.0, 2.0, -1.0, 1.0, 0.5]
-    run = made(tmp_path, GAIN, lines_of(("before", 0.0, "after", change) for change in changes))
-    found = learned.samples(run)
-    assert [row.question for row in found.shown] == ["question 1?", "question 4?", "question 2?"]
-    assert [row.answers[1].kind for row in found.shown] == ["good", "good", "bad"] and len(found.more) == 2
-    assert {row.answers[0].kind for row in found.shown} == {""}, "the start is what they are better or worse than"
-
-
 def test_a_finding_a_figure_and_what_is_unfinished_are_on_the_page(tmp_path):
     target = next(figure for figure in recipe.load(RECIPE).figures if figure.metric == "kl_per_token")
     run = made(tmp_path, GAIN, ppo={"targets": [compared(target, 9.0)]})
@@ -140,15 +111,6 @@ def test_a_finding_a_figure_and_what_is_unfinished_are_on_the_page(tmp_path):
     assert "&lt;b&gt;bold&lt;/b&gt;" in html and "ppo.kl_coef=0.1" in html
     shown = text_of(html)
     assert target.title in shown and "missed" in shown and "Not finished: DPO." in shown and "USD" in shown
-
-
-def test_provenance_is_said_once_where_all_stages_share_it(tmp_path):
-    write_records(tmp_path / "v1" / "sft", {"seed": 3, "code": {"commit": "c" * 40, "dirty": True}})
-    write_records(tmp_path / "v1" / "ppo", {"seed": 3, "overrides": {"ppo.steps": 3}})
-    table = not_none(tables.provenance(records.load(tmp_path / "v1")))
-    rows = [tuple(cell.text for cell in row) for row in table.rows]
-    assert [row for row in rows if row[0] == "seed"] == [("seed", "", "3")]
-    assert ("changed", "PPO", "ppo.steps=3") in rows and ("code", "SFT", f"{'c' * 40} with changes") in rows
 
 
 def test_what_a_model_says_is_text(tmp_path):
@@ -191,17 +153,6 @@ def test_each_of_several_runs_has_a_page_of_its_own(tmp_path, monkeypatch, capsy
     assert code == 2 and "--to" in err and not (tmp_path / "x.html").exists()
     with pytest.raises(UserError, match="no run there"):
         records.load(tmp_path)
-
-
-@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-1e-9, 1e-9], [1e12, -1e12], [1.0, None, 3.0]])
-def test_every_curve_lies_inside_its_frame(tmp_path, values):
-    write_records(tmp_path / "sft")
-    rows = (json.dumps({"step": step, "loss": value}) + "\n" for step, value in enumerate(values, 1))
-    (tmp_path / "sft" / "metrics.jsonl").write_text("".join(rows))
-    ((_, (curve,)),) = charts.training(records.load(tmp_path))
-    places = [float(number) for number in re.findall(r"-?[\d.]+", curve.line)]
-    assert len(places) == 2 * sum(value is not None for value in values)
-    assert all(0 <= place <= 100 for place in (*places, *(tick.place for tick in (*curve.x, *curve.y))))
 
 
 @needs_browser

@@ -74,29 +74,6 @@ def test_a_wheel_plans_from_an_empty_folder(installed, tmp_path):
     assert "cpu-tiny" in done.stdout and "sft" in done.stdout
 
 
-def test_a_folder_of_recipes_is_named_by_option_or_variable(installed, tmp_path):
-    own = tmp_path / "mine" / "laptop" / "v1"
-    own.mkdir(parents=True)
-    shutil.copy(ROOT / "recipes" / "cpu-tiny" / "v1" / "recipe.yaml", own)
-    for done in (
-        run(installed, tmp_path, "recipes", "--recipe-root", "mine"),
-        run(installed, tmp_path, "recipes", RLHF_RECIPES=str(tmp_path / "mine")),
-    ):
-        assert "laptop/v1" in done.stdout and "4090" not in done.stdout
-    done = run(installed, tmp_path, "report", "--recipe-root", "mine", "--hw", "4090")
-    assert done.returncode == 2
-    assert done.stderr == "error: --hw 4090: no recipe for such hardware in mine; hardware there: cpu\n"
-    done = run(installed, tmp_path, "recipes", "--recipe-root", "nowhere")
-    assert done.returncode == 2 and "nowhere: no recipes there; --recipe-root or RLHF_RECIPES names" in done.stderr
-
-
-def test_a_shell_gets_its_completion(installed, tmp_path):
-    done = run(installed, tmp_path, _RLHF_COMPLETE="bash_source")
-    assert "complete -o nosort -F _rlhf_completion rlhf" in done.stdout
-    words = {"COMP_WORDS": "rlhf plan --hw h", "COMP_CWORD": "3", "_RLHF_COMPLETE": "bash_complete"}
-    assert run(installed, tmp_path, **words).stdout == "plain,h100\n"
-
-
 def test_what_is_missing_is_installed_without_a_checkout(installed, tmp_path):
     code = "from rlhf.run.packages import install_command; print(install_command('gpu'))"
     done = run(installed.parent / "python", tmp_path, "-c", code)

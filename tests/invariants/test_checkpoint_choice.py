@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf.data.pairs import encode_pairs
-from rlhf.errors import UserError
 from rlhf.evaluation import policies
 from rlhf.evaluation.policies import measure
 from rlhf.rollout.engine import sample
@@ -108,18 +107,6 @@ def test_the_result_is_the_best_checkpoint_where_the_recipe_says_so(done, traine
     assert (folder / ADAPTER).read_bytes() != (plain / ADAPTER).read_bytes()
 
 
-def test_a_damaged_best_checkpoint_is_refused(trained, tmp_path, monkeypatch):
-    out = beside(trained, tmp_path, "pretrain")
-
-    def damage(run):
-        (run.checkpoints.of(4) / ADAPTER[8:]).write_bytes(b"")
-        return 4
-
-    monkeypatch.setattr(trainer, "choose_checkpoint", damage)
-    with pytest.raises(UserError, match=r"step-000004, the best checkpoint, .* set sft.adapter=last"):
-        run_stages(evaluated("sft", sft__adapter="best"), out, "sft")
-
-
 def test_after_a_crash_the_evaluation_goes_on_with_the_same_bytes(done, trained, tmp_path, monkeypatch):
     stage, _, folder = done
     out = beside(trained, tmp_path, *PARENTS[stage])
@@ -130,16 +117,6 @@ def test_after_a_crash_the_evaluation_goes_on_with_the_same_bytes(done, trained,
     run_stages(evaluated(stage), out, stage, resume=True)
     for name in (ADAPTER, "metrics.jsonl", "checkpoints/best.json"):
         assert (out / ROOT / stage / name).read_bytes() == (folder / name).read_bytes(), name
-
-
-@pytest.mark.parametrize(("losses", "best"), [([2.0, 1.0, 1.0], 20), ([float("nan"), 3.0, 4.0], 20), ([], None)])
-def test_of_equal_losses_the_earliest_wins_and_one_that_is_not_finite_never(tmp_path, losses, best):
-    run = StageRun(tmp_path, small(), "sft")
-    for step, loss in zip((10, 20, 30), losses, strict=False):
-        run.checkpoints.of(step).mkdir(parents=True)
-        run.logs.metrics(step, {"eval/loss": loss})
-    (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-    assert trainer.choose_checkpoint(run) == best
 
 
 # -- validation rows apart from test rows ----------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import json
 import math
 import random
 import shutil
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,12 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages.online.prompts import prompt_order
-from rlhf.stages.online.role_passes import ScoreNorm, measure_score_norm
-from rlhf.stages.online.session import sampling_settings
+from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import APPROX_KL, read_state
 from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch, new_critic
 from tests import kernels
 from tests.helpers import not_none, noted, small
-from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, options, roles, updated
+from tests.invariants.ppo_learner import CPU, NORM, PROMPTS, assert_close, new_learner, roles, updated
 from tests.rollouts import made_up_rollout, mean_entropy
 
 
@@ -81,11 +79,6 @@ def test_the_rows_that_are_scored_together_decide_speed_and_not_the_result(run, 
     assert (usual.scores - together.scores).abs().max() < 2e-5
 
 
-def test_recipe_keys_reach_sampling():
-    how = sampling_settings(options(response_length=7, temperature=0.5, rollout_batch_size=3))
-    assert (how.response_length, how.temperature, how.batch_size) == (7, 0.5, 3)
-
-
 def test_padding_and_its_content_do_not_change_the_result(run, rollout, tokenizer):
     wider = torch.full((len(rollout.ids), rollout.ids.shape[1] + 5), 17)
     wider[:, : rollout.ids.shape[1]] = rollout.ids
@@ -106,21 +99,6 @@ def test_gradient_checkpointing_does_not_change_the_result(run, rollout):
         a, *_ = updated(run, rollout, kind)
         b, *_ = updated(run, rollout, kind, checkpointing, gradient_checkpointing=True)
         assert_close(a, b, largest=5e-5, mean=5e-7)
-
-
-@pytest.mark.parametrize(("checkpointing", "times"), [(True, 2), (False, 1)])
-def test_an_update_computes_each_layer_twice_with_checkpointing_and_else_once(run, rollout, checkpointing, times):
-    learner = new_learner(run, gradient_checkpointing=checkpointing, per_device_train_batch_size=8, num_ppo_epochs=1)
-    base = learner.shared.base
-    base.activation_checkpointing_enable()  # in both cases, so that the key alone decides
-    base.enable_input_require_grads()
-    batch = make_batch(learner, rollout)
-    layers: Any = base.base_model.layers
-    calls = Counter[int]()
-    for number, layer in enumerate(layers):  # hooks of the layer itself stay outside of what is computed again
-        layer.mlp.register_forward_pre_hook(lambda *_, number=number: calls.update([number]))
-    learner.update(batch)
-    assert calls == dict.fromkeys(range(len(layers)), times * learner.options.num_mini_batches)
 
 
 @pytest.mark.parametrize(("kind", "joined"), [("head", False), ("adapter", False), ("adapter", True)])
@@ -253,21 +231,6 @@ def test_a_gradient_that_is_not_finite_ends_the_stage(run):
     assert all(torch.equal(a, b) for a, b in zip(before, learner.state.parameters("policy"), strict=True))
 
 
-def test_the_rate_that_is_named_is_that_of_the_role_whose_gradient_is_not_finite(run):
-    learner = new_learner(run)
-    for parameter in learner.state.parameters("value"):
-        parameter.grad = torch.full_like(parameter, math.inf)
-    with pytest.raises(UserError, match=r"in step 1; lower ppo\.value_learning_rate$"):
-        learner.state.step_optimizer()
-
-
-def test_a_score_that_is_not_finite_is_blamed_on_the_reward_model(run, rollout, monkeypatch):
-    learner = new_learner(run)
-    monkeypatch.setattr(learner.shared, "scores", lambda rows, role="reward": torch.full((len(rows.ids),), math.nan))
-    with pytest.raises(UserError, match=r"the reward model gives scores that are not finite"):
-        make_batch(learner, rollout)
-
-
 def test_dropout_of_an_adapter_is_switched_off(run, rollout, tmp_path):
     """It would make the ratio of new to old probabilities noise."""
     sft = tmp_path / "sft"
@@ -327,12 +290,6 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
 
 
 TANGENT = ScoreNorm(mean=-2.0, sd=4.0)  # of the sigmoid at 0, as (s - mean) / sd
-
-
-def test_a_critic_of_squashed_scores_starts_as_the_sigmoid_s_tangent():
-    for score in (-0.1, 0.0, 0.1):
-        start = (score - TANGENT.mean) / TANGENT.sd
-        assert start == pytest.approx(1 / (1 + math.exp(-score)), abs=1e-4)
 
 
 @pytest.mark.parametrize(("squashed", "norm"), [(False, NORM), (True, TANGENT)])
@@ -437,26 +394,6 @@ def test_adamw_is_that_of_the_recipe(run):
     assert len(groups) == 2
     for group in groups:
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-3, 0.02)
-
-
-def test_scores_are_normalised_by_as_many_responses_as_the_recipe_asks_for(run, rollout: Rollout):
-    drawn: list[int] = []
-
-    def draw(step: int) -> Rollout:
-        drawn.append(step)
-        return rollout
-
-    shared = roles(run)
-    for asked, batches in ((2, 1), (8, 1), (9, 2), (24, 3)):
-        drawn.clear()
-        measure_score_norm(shared, draw, options(batch_size=8, norm_responses=asked))
-        assert drawn == list(range(batches))
-
-
-def test_scores_that_are_not_finite_are_called_that(run, rollout, monkeypatch):
-    monkeypatch.setattr(SharedBase, "scores", lambda self, rows, role="reward": torch.full((len(rows.ids),), torch.nan))
-    with pytest.raises(UserError, match="scores that are not finite"):
-        measure_score_norm(roles(run), lambda step: rollout, options(batch_size=8))
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"])

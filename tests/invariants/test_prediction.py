@@ -159,6 +159,7 @@ def eight() -> tuple[PinnedRecipe, Rehearsals]:
     return tiny(8, **changes, ppo__max_eval_samples=8), Rehearsals(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo", "dpo"])
 def test_peaks_grow_linearly_with_depth(predictor, eight, stage, monkeypatch):
     """In four bits, eight layers from two and four; what cuBLAS takes is added later and would outweigh them here."""

@@ -3,12 +3,9 @@
 import re
 from typing import Any
 
-import pytest
-
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.data.worlds import additions
-from rlhf.errors import UserError
 from tests.helpers import small
 from tests.lines import read_all_lines
 
@@ -39,10 +36,3 @@ def test_the_rows_of_a_recipe_have_answers_on_both_sides(tmp_path):
     prompts, answers = corpus.prompts("grpo"), corpus.right_answers()
     assert prompts.train and prompts.test and not {*prompts.train} & {*prompts.test}
     assert all(prompt in answers for prompt in (*prompts.train, *prompts.test)) and not len(corpus.examples)
-
-
-def test_more_questions_than_there_are_are_refused():
-    with pytest.raises(UserError, match=r"largest: 9 gives 81 questions, fewer than prompts and demonstrations"):
-        small(data__source="additions", data__additions=SIZES | {"prompts": 62})
-    with pytest.raises(UserError, match="source: additions needs additions"):
-        small(data__source="additions")

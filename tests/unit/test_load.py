@@ -5,14 +5,10 @@ from typing import Any
 
 import pytest
 
-from rlhf.data.rows import LEFT_OUT
 from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
-from rlhf.run.records import DataRead
 from rlhf.stages.corpus import load_corpus
 from tests.helpers import small
-
-ANSWER = "this very answer is long enough that nobody would write it twice by chance alone"
 
 
 def row(n: int, chosen: str = "", rejected: str = "") -> dict[str, Any]:
@@ -70,15 +66,6 @@ def test_a_stage_begins_with_recipe_rows_device_folder_and_time(tmp_path, capsys
     assert first.startswith(said.format(**counts, path=run.path)) and first.endswith(expected or str(run.path))
 
 
-def test_rows_left_out_on_reading_are_counted_and_listed_by_reason(tmp_path):
-    unusable = [row(90, rejected=" "), row(91, "It is.", "It is.")]
-    _, facts = corpus(tmp_path, [*unusable, *map(row, range(50))])
-    assert [facts[key] for key in ("pairs", "malformed", "prompts_differ", "identical", "empty")] == [50, 0, 0, 1, 1]
-    assert [line.split("rows.jsonl:")[1] for line in facts["left_out"]] == ["2: identical answers", "1: empty answer"]
-    assert {"malformed", *LEFT_OUT} <= DataRead.model_fields.keys()
-    assert DataRead.model_validate(facts).plain() == facts == json.loads(json.dumps(facts))
-
-
 def test_validation_rows_are_held_out_rows_of_other_conversations(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row(n)) + "\n" for n in range(400)))
@@ -106,17 +93,6 @@ def test_a_part_without_rows_is_refused(tmp_path):
     run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
     with pytest.raises(UserError, match=r"no rows for validation; .*data.validation_fraction"):
         _ = load_corpus(run).preferences("rm").validation
-
-
-def test_what_is_to_be_known_of_rows_is_said_and_recorded(tmp_path, capsys):
-    scored = {"domain": "general", "score_chosen": 1, "score_rejected": 2}
-    rows = [row(n) | scored for n in range(30)] + [row(31, "Yes. <|im_end|>")]
-    found, facts = corpus(tmp_path, rows)
-    assert found.pairs.train[0].columns == {"domain": "general"}
-    said = capsys.readouterr().err
-    for words in ("preference", "domain", "inverted: 30 of 30", "templated: 1 of 31"):
-        assert any(words in note for note in facts["notes"]) and words in said
-    assert DataRead.model_validate(facts).plain() == facts
 
 
 def test_columns_of_prompts_are_found_by_name_and_must_agree(tmp_path):

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from rlhf.data import check
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.formats import ParsedRows, ReadReport
-from rlhf.data.normal import normal_answer, normalise, says_something, words
+from rlhf.data.normal import normal_answer, normalise
 from rlhf.data.parsing import parse_row
-from rlhf.data.raw import Malformed
 from rlhf.data.rows import Message, PromptOnly, Row
 from rlhf.data.split import conversation_key
 from rlhf.data.transcripts import parse_hh
@@ -67,38 +66,6 @@ def found(rows: list[Row], heldout: Sequence[Row] = ()) -> dict[str, int]:
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_what_says_something_else_is_another_text(one, other):
     assert normalise(one) != normalise(other)
-
-
-@pytest.mark.parametrize(
-    "nothing", ["", "\u200b", "\ufeff \u2060", "\u3164", "\u2800", "\u202e\n", "\x07", "\U000e0041"]
-)
-def test_a_text_of_characters_that_show_nothing_is_empty(nothing):
-    """It is an answer to leave out, no prompt, and no right answer."""
-    assert not says_something(nothing) and says_something(f"{nothing}。")
-    assert parse_row({"prompt": "Q?", "chosen": "A.", "rejected": nothing}, "preference", "a:1") == "empty"
-    assert parse_row({"prompt": "Q?", "completion": nothing}, "prompt_completion", "a:1") == "empty"
-    assert parse_row({"prompt": "Q?", "answer": nothing}, "prompt_only", "a:1") == PromptOnly(
-        (Message("user", "Q?"),), "a:1"
-    )
-    with pytest.raises(Malformed, match="prompt"):
-        parse_row({"prompt": nothing}, "prompt_only", "a:1")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Two  words, no more.", "Two|words,|no|more."),
-        ("今天天气很好。", "今|天|天|气|很|好"),
-        ("iPhone手机 costs 5元", "iPhone|手|机|costs|5|元"),
-        ("ｶﾞｽの「火」", "ガ|ス|の|火"),
-        ("ม้าดี!", "ม|า|ด"),
-        ("안녕 세상", "안녕|세상"),
-        ("a\u200bb – \u200b", "ab"),
-        ("\u2060", ""),
-    ],
-)
-def test_a_word_is_what_spaces_part_or_a_letter_of_a_script_without_spaces(text, expected):
-    assert words(text) == [*filter(None, expected.split("|"))]
 
 
 @pytest.mark.parametrize(("right", "further"), [("10.0", 0), ("11", 1)])

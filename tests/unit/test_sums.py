@@ -14,7 +14,6 @@ from rlhf.data.corpus import Corpus
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.data.worlds import sums
-from rlhf.errors import UserError
 from rlhf.stages.online.rewards import find
 from tests.helpers import small
 from tests.lines import read_all_lines
@@ -97,8 +96,3 @@ def test_worked_answers_of_questions_are_imitated_and_compared_with(tmp_path):
     prompts, answers = corpus.prompts("grpo"), corpus.right_answers()
     assert len(corpus.demonstrations()) == len(answers) == 20 and prompts.test
     assert {answers[prompt] for prompt in (*prompts.train, *prompts.test)} == {line["answer"] for line in lines}
-
-
-def test_sums_need_their_section():
-    with pytest.raises(UserError, match="source: sums needs sums"):
-        small(data__source="sums")

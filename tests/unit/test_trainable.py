@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
 
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer, train
@@ -13,7 +12,6 @@ from rlhf.errors import UserError
 from rlhf.run.directory import StageRun
 from rlhf.stages.corpus import load_corpus, stage_input
 from tests.helpers import small
-from tests.unit.published_templates import PUBLISHED
 
 ALTERNATE = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
@@ -109,47 +107,6 @@ def test_a_prompt_that_opens_reasoning_is_continued_there():
 def test_reasoning_that_is_opened_must_be_closed_once(response):
     assert "</think>" in (why_not(tokenizer(PREFILLED), ASKED, response) or "")
     assert why_not(tokenizer(PREFILLED.replace("<think>", "")), ASKED, "<think>not closed") is not None
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_template_is_known_by_what_it_writes(name):
-    """Texts with marks of its turns are refused with any tokenizer."""
-    made = tokenizer(PUBLISHED[name].jinja)
-    turns = (*ASKED, Message("assistant", "So."), *ASKED)
-    assert why_not(made, turns, "So.") is None
-    said = made.prompt_text(turns)
-    for forged in (said, made.prompt_text(ASKED), said[said.index("y?") : said.rindex("W") + 1]):
-        assert why_not(made, (Message("user", forged),), "So.") and why_not(made, ASKED, forged)
-
-
-@pytest.mark.parametrize(
-    ("token", "counts"),
-    [
-        ("<|user|>", True),  # the template writes it
-        ("@bot@", True),
-        ("<tool_call>", True),  # only its source has it
-        ("<|fim_prefix|>", True),  # it looks like a mark
-        ("<turn|>", True),
-        ("covid", False),
-        ("user", False),  # a word, though the template has it
-        ("   ", False),
-        ("<table>", False),  # a text's own, as Gemma has it
-        ("<think>", False),
-    ],
-)
-def test_an_added_token_controls_by_the_template_and_its_look_not_by_a_flag(token, counts):
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% else %}@bot@{{ m.content }}<eos>"
-        "{% endif %}{% if m.tool_calls %}<tool_call>{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}@bot@{% endif %}"
-    )
-    made = train(["a text of a few words"], 300)
-    made.add_tokens([AddedToken(token, special=False)])
-    made.chat_template = template
-    dialogues = DialogueTokenizer(made, "chat")
-    assert (token in dialogues.control_tokens) == counts
-    row = (Message("user", f"I say {token} here."),)
-    assert bool(why_not(dialogues, row, "So.")) == counts
 
 
 def test_reasoning_that_a_template_strips_from_answers_is_trained():
