@@ -9,7 +9,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlhf.errors import UserError
 from rlhf.process import environment
@@ -110,15 +110,15 @@ def capturing(graph: "torch.cuda.CUDAGraph") -> Iterator[None]:
             yield
         except BaseException:
             with suppress(RuntimeError):
-                _end(graph, pool)
+                graph.capture_end()
             raise
-        _end(graph, pool)
+        graph.capture_end()
     current.wait_stream(stream)
 
 
 @contextmanager
 def _keeping_garbage() -> Iterator[None]:
-    """Let Python collect no garbage in the block. To destroy a graph in it would end a capture in torch 2.11."""
+    """Let Python collect no garbage in the block: to destroy a graph in it may end a capture."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -126,22 +126,6 @@ def _keeping_garbage() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def _end(graph: "torch.cuda.CUDAGraph", pool: Any) -> None:
-    """End a capture that allocates in `pool`. Raises RuntimeError if it holds what no graph can hold."""
-    import torch
-
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        # Where CUDA refuses the graph, torch 2.11 leaves its allocator in the capture: it would keep the memory, and
-        # fail when its cache is next emptied. torch 2.13 leaves it first, and refuses to do so twice.
-        with suppress(RuntimeError):
-            device = torch.cuda.current_device()
-            torch._C._cuda_endAllocateToPool(device, pool)
-            torch._C._cuda_releasePool(device, pool)
-        raise
 
 
 @functools.cache

@@ -8,10 +8,11 @@ from typing import Any
 from rlhf.errors import UserError
 from rlhf.process import children, distributed, endings
 from rlhf.process.exhaustion import EXHAUSTED
-from rlhf.process.meeting import check_engine, explain
+from rlhf.process.meeting import check_engine
 from rlhf.process.task import Task, arguments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.plain_yaml import read_yaml
+from rlhf.terminal import excerpt
 
 DISTRIBUTED_TYPES = {"ddp": "MULTI_GPU", "fsdp": "FSDP"}  # of accelerate, by engine
 
@@ -50,7 +51,7 @@ def launch(loaded: PinnedRecipe, task: Task) -> None:
     except SignalException as stop:
         raise endings.stop_for(stop.sigval) from None
     except (ConnectionError, RuntimeError) as error:
-        raise UserError(f"the processes could not be started: {explain(str(error))}") from error
+        raise UserError(f"the processes could not be started: {excerpt(str(error))}") from error
     finally:
         logging.disable(logging.NOTSET)
         os.environ.clear()

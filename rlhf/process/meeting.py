@@ -1,7 +1,6 @@
 """The meeting of the processes that share a stage: their number, and that all have one recipe and one code."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
@@ -40,7 +39,12 @@ def joined(loaded: PinnedRecipe, stage: StageName) -> Iterator[None]:
         try:
             PartialState(cpu=loaded.recipe.hardware.device == "cpu", timeout=TIMEOUT)
         except RuntimeError as error:  # torch's DistError and its subclasses
-            raise UserError(f"rank {distributed.rank()} did not meet the others: {explain(str(error))}") from error
+            way_out = (
+                "every machine starts the same command, with rank 0's machine as MASTER_ADDR and a free MASTER_PORT"
+            )
+            raise UserError(
+                f"rank {distributed.rank()} did not meet the others: {way_out} ({excerpt(str(error))})"
+            ) from error
         try:
             distributed.agree(
                 "recipe",
@@ -88,16 +92,3 @@ def check_engine(recipe: Recipe, stage: StageName) -> None:
             f"{stage} under {engine} needs `accelerate launch` with accelerate-{engine}.yaml: another "
             "launcher does not tell transformers"
         )
-
-
-def explain(reason: str) -> str:
-    """Return torch's message about processes that do not meet, with the way out."""
-    advice = {
-        r"\bin use\b|EADDRINUSE": "the port is taken: give the launcher another one (--master-port, MASTER_PORT)",
-        r"tim(ed )?e?-?out": "not all of them came in time: every machine starts the same command, with the same "
-        "rendezvous endpoint, whose port no firewall closes",
-        r"refused|No route|resolve|\bgai(error)?\b|not known|retrieve": "nobody answers there: MASTER_ADDR must be the "
-        "machine of rank 0, which must have started",
-    }
-    first = excerpt(reason)
-    return next((f"{way_out} ({first})" for text, way_out in advice.items() if re.search(text, reason, re.I)), first)

@@ -105,7 +105,7 @@ try:
 finally:
     print("peft" in sys.modules, "torch._inductor.compile_fx" in sys.modules)
 """
-    environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HOME": str(tmp_path)}
+    environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HOME": str(tmp_path), "RLHF_RUNTIME": "local"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["False expandable_segments:True", "True False"]
     assert ("finds no usable GPU" if torch.version.cuda else "is built for CPUs alone") in done.stderr

@@ -61,8 +61,6 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch.ops.aten:_amp_foreach_non_finite_check_and_unscale_": "peakmem/script.py",
     "torch.amp:GradScaler._maybe_opt_step": "peakmem/cuda.py",
     "torch:_C._cuda_getCurrentRawStream": "peakmem/cuda.py",
-    "torch:_C._cuda_endAllocateToPool": "rlhf/process/cuda.py",
-    "torch:_C._cuda_releasePool": "rlhf/process/cuda.py",
     "torch:_C._nn._parse_to": "peakmem/cuda.py",
     "torch.utils._python_dispatch:_disable_current_modes": "peakmem/cuda.py",
     "torch.storage:_LegacyStorage": "peakmem/cuda.py",
