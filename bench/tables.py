@@ -259,7 +259,7 @@ def ours() -> str:
             of_stage = [phase for phase in phases if phase["stage"] == stage]
             one = max(of_stage, key=lambda phase: phase["measured_bytes"])
             sizes = (f"{one[key] / 1e9:.2f}" for key in ("predicted_bytes", "measured_bytes"))
-            place = f"[{device_text(record['device'])}]({os.path.relpath(file, ROOT / "docs")})"
+            place = f"[{device_text(record['device'])}]({os.path.relpath(file, ROOT / 'docs')})"
             rows.append((f"{record['recipe']} {record['version']}", stage, *sizes, f"{one['error']:+.1%}", place))
     return markdown(("settings", "stage", "predicted, GB", "measured", "off by", "record"), *rows)
 

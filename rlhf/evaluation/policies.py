@@ -113,7 +113,7 @@ class PolicySamples:
         return {name: share for name, share in shares.items() if share}
 
     def metrics(self) -> dict[str, float]:
-        """Return the means over responses, of what judges them over those with a verdict; docs/metrics.md has units."""
+        """Return means over responses, of what judges them over those with a verdict; docs/metrics.yaml has units."""
         means: dict[str, float] = {
             "response_length": self.lengths.float().mean().item(),
             "eos_rate": self.ended.float().mean().item(),

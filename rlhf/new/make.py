@@ -101,7 +101,7 @@ def _written(folder: Path, content: JsonObject) -> PinnedRecipe:
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
     temporary = folder / ".recipe.yaml"
-    temporary.write_text(f"# docs/recipes.md explains every key. Nothing of it was measured yet.\n{text}")
+    temporary.write_text(f"# docs/keys.yaml explains every key. Nothing of it was measured yet.\n{text}")
     os.replace(temporary, folder / "recipe.yaml")
     return recipes.load(folder)
 

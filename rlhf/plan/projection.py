@@ -2,7 +2,7 @@
 
 `limit` is the time at the card's nominal rates, which no program reaches. `projected` uses rates that are calibrated on
 training steps that others timed (studies/outside/speed.py), with an interval. A phase takes no less time than the host
-needs to launch its kernels, which was measured beside an H200 (docs/internals.md).
+needs to launch its kernels, which was measured beside an H200 (bench/README.md).
 
 A rehearsal counts the work of a step on the longest rows, without what a stage does only once. A stage does that work
 more often, on rows of the usual length.
@@ -49,7 +49,7 @@ CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # them (studies/outside); this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
 # Seconds of the host for an operation that launches a kernel, forward and backward, by trunk. Measured beside an H200
-# (docs/internals.md), for both passes of 32 layers: 0.177 s for 210 operations in each of the library's, and 0.132 s
+# (bench/README.md), for both passes of 32 layers: 0.177 s for 210 operations in each of the library's, and 0.132 s
 # for 108 in each of the lean ones, which launch fewer from as much Python. None of the runs above waited for its host.
 HOST_LAUNCH: dict[Trunk, float] = {"library": 26e-6, "lean": 38e-6}
 WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once

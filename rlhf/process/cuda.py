@@ -66,7 +66,7 @@ def configure(deterministic: bool = False) -> None:
 
     With `deterministic`, torch's deterministic kernels are used where they exist, and torch warns once about each
     operation that has none. Flash attention's backward pass has one, which torch takes only where such an operation
-    would end the program instead (docs/reliability.md).
+    would end the program instead (docs/running.md).
     """
     import torch
 

@@ -1,10 +1,10 @@
-"""Types of the numbers and names in a recipe, each with its bounds, which docs/recipes.md lists."""
+"""Types of the numbers and names in a recipe, each with its bounds, which docs/keys.yaml lists."""
 
 from typing import Annotated
 
 from pydantic import Field
 
-# Counts, by what they count; bounds as in docs/recipes.md.
+# Counts, by what they count; bounds as in docs/keys.yaml.
 Threads = Annotated[int, Field(gt=0, le=1024)]
 Devices = Annotated[int, Field(gt=0, le=1024)]
 Steps = Annotated[int, Field(gt=0, le=10_000_000)]

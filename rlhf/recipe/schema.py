@@ -3,10 +3,10 @@
 Unknown keys, wrong types and impossible combinations are refused in one line that names the file, the key and the way
 out. So is a pinned revision that nothing would check. Sizes of data or tokenizers that are made here may stay in a
 recipe that takes others instead. Keys have the names of TRL and transformers where those exist. Lengths are in tokens,
-learning rates per optimizer step, memory in GB (10^9 bytes). docs/recipes.md explains every key.
+learning rates per optimizer step, memory in GB (10^9 bytes). docs/keys.yaml explains every key.
 
 Every whole number among these keys has an upper bound far above what one machine can use. A number beyond it is a
-typing error that would otherwise hang, fill the memory or crash a library. docs/recipes.md lists the bounds.
+typing error that would otherwise hang, fill the memory or crash a library. docs/keys.yaml lists the bounds.
 """
 
 import math

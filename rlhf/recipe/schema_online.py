@@ -66,7 +66,7 @@ class OnlineBase(Section):
     norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many, rounded up to whole batches
     score_clip: Positive | None = None  # limit of the absolute score, after normalisation or sigmoid
     missing_eos_penalty: NonNegative | None = 1.0
-    # Weights for responses that were sampled from another distribution; auto: docs/ppo.md
+    # Weights for responses that were sampled from another distribution; auto: docs/methods.md
     sampling_correction: Literal["auto", SamplingCorrection] = "auto"
     sampling_correction_cap: Positive = 3.0  # of a weight, as TRL's vllm_importance_sampling_clip_max
     max_samples: RowCount | None = None
@@ -213,7 +213,7 @@ class Ppo(OnlineBase):
 class GroupBase(OnlineBase):
     """The keys that RLOO and GRPO share: `num_generations` responses to each prompt are compared with each other."""
 
-    documented_in: ClassVar[str] = "docs/groups.md"
+    documented_in: ClassVar[str] = "docs/methods.md"
     passes_key: ClassVar[str] = "num_iterations"
     kl_key: ClassVar[str] = "beta"
     num_generations: Annotated[int, Field(ge=2, le=65_536)]  # responses to a prompt; batch_size is a multiple of it
@@ -304,7 +304,7 @@ class Grpo(GroupBase):
     scale_rewards: Scale = "group"  # whose standard deviation divides; none: Dr. GRPO
     # each reward normalised in its group before the sum (GDPO), or the sum
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    loss_type: LossType = "dapo"  # docs/groups.md
+    loss_type: LossType = "dapo"  # docs/methods.md
     importance_sampling_level: TokenLevel = "token"  # sequence: GSPO's, whose loss is grpo's
     use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the token's ratio
 

@@ -20,7 +20,7 @@ class Section(BaseModel):
     """A section of a recipe: frozen, strictly typed, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
-    documented_in: ClassVar[str] = "docs/recipes.md"  # the page that explains its keys
+    documented_in: ClassVar[str] = "docs/keys.yaml"  # the page that explains its keys
 
 
 Changes = dict[str, JsonValue]  # of a recipe: dotted key -> new value

@@ -8,7 +8,7 @@
     5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
 
 The two methods differ in steps 4 and 5 and in their defaults: rlhf/objectives/groups.py has the formulas and their
-sources, docs/groups.md the choices. A loss is a weighted sum over tokens; the denominator, in the weights, is that of
+sources, docs/methods.md the choices. A loss is a weighted sum over tokens; the denominator, in the weights, is that of
 the whole minibatch (PPO's loss is a mean times a share of the tokens). So the micro-batch size and the number of
 ranks change the result by rounding only.
 
@@ -369,7 +369,7 @@ class Learner:
 
 
 def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict[str, float]:
-    """Return the batch's metrics before the update; docs/metrics.md explains each key."""
+    """Return the batch's metrics before the update; docs/metrics.yaml explains each key."""
     rollout = batch.rollout
     mask, judged = rollout.mask, scored.judged
     groups, judged_groups = learner.grouped(scored.shaped_scores), learner.grouped(judged)

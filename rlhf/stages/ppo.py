@@ -14,9 +14,9 @@ micro-batch's loss is a mean over its response tokens that count, times its shar
 size and the number of ranks change the result by rounding only. `TrainState` (rlhf/stages/online/train_state.py) draws
 the minibatches, clips the gradients and steps the optimizer.
 
-Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/ppo.md numbers the details, with their
-sources and what each is worth; docs/metrics.md explains every logged key; tests/oracle/test_ppo_step.py computes a
-whole step independently.
+Shapes: B prompts, R response slots; slot t holds the t-th generated token. docs/methods.md numbers the details, with
+their sources and what each is worth; docs/metrics.yaml explains every logged key; tests/oracle/test_ppo_step.py
+computes a whole step independently.
 """
 
 import math
@@ -304,7 +304,7 @@ class Learner:
 
 
 def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
-    """Return the batch's metrics before the update; docs/metrics.md explains each key."""
+    """Return the batch's metrics before the update; docs/metrics.yaml explains each key."""
     kl_per_response = batch.kl.sum(1)
     judged = torch.ones_like(batch.scores, dtype=torch.bool) if batch.judged is None else batch.judged
     explained = explained_variance(batch.values, batch.returns, batch.mask)

@@ -131,7 +131,7 @@ def test_a_response_does_not_depend_on_its_neighbours(model):
 
 
 def test_log_probabilities_are_those_of_a_training_forward(model):
-    """The tolerance that docs/ppo.md states for float32."""
+    """The tolerance that docs/methods.md states for float32."""
     for temperature in (1.0, 0.6):
         rollout = drawn(model, prompts(12), temperature=temperature)
         states = model.model(input_ids=rollout.ids, use_cache=False).last_hidden_state

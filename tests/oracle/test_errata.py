@@ -1,4 +1,4 @@
-"""The points of docs/errata.md that are marked [R], run again, each in a function named after its number."""
+"""The points of docs/guides.md that are marked [R], run again, each in a function named after its number."""
 
 import inspect
 import json

@@ -23,7 +23,7 @@ def commands(page: Path, program: str) -> list[str]:
     text = page.read_text()
     lines = [line for block in re.findall(r"```\w*\n(.*?)```", text, re.S) for line in block.splitlines()]
     shown = [line.split("  #")[0].strip() for line in [*lines, *re.findall(r"`([^`\n]+)`", text)]]
-    return sorted({line for line in shown if line.startswith(f"{program} ")})
+    return sorted({line for line in shown if line.startswith(f"{program} ") and "COMMAND" not in line})
 
 
 def parse(words: list[str]) -> None:
@@ -31,9 +31,10 @@ def parse(words: list[str]) -> None:
     command: click.Command = cli.cli
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name, *words = words
-        if name not in command.commands:
+        found = command.get_command(click.Context(command), name)
+        if found is None:
             raise click.UsageError(f"no command {name}")
-        command = command.commands[name]
+        command = found
     command.make_parser(click.Context(command)).parse_args(words)
 
 
