@@ -66,9 +66,19 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
 def changed_settings(made: object, recipe: Recipe, stage: StageName) -> list[str]:
     """Return the dotted keys of the deciding settings in which a stage was made with other values than the recipe's.
 
-    `made` are such settings, of a manifest. The memory of the card, which reports read there, does not count.
+    `made` are such settings, of a manifest. The memory of the card, which reports read there, does not count, nor does
+    a key of a section that had no such key yet when the stage was made.
     """
-    return [key for key in differences(made, deciding_settings(recipe, stage)) if key != "hardware.memory_gb"]
+    keys = differences(made, deciding_settings(recipe, stage))
+    return [key for key in keys if key != "hardware.memory_gb" and not _is_newer(made, key)]
+
+
+def _is_newer(made: object, key: str) -> bool:
+    """Return whether settings have the section of a dotted key, and not the key."""
+    *sections, name = key.split(".")
+    for section in sections:
+        made = made.get(section) if isinstance(made, dict) else None
+    return bool(sections) and isinstance(made, dict) and name not in made
 
 
 def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bool:

@@ -27,7 +27,7 @@ MOVED: dict[str, str | None] = {
     "data.rated": None,
     "data.rating": None,
     "data.drop": None,
-    "sft.train_on": "data.turns",
+    "sft.train_on": None,  # now data.turns, which decides nothing about rows with one answer
     "lora.layers": None,
     "evaluate.unrelated": None,
     "hardware.update_graphs": None,

@@ -240,7 +240,7 @@ def _policy_metrics(
         if name in perplexities:
             values["perplexity"] = perplexities[name]
         values |= further_metrics(before, policy, values, start)
-        values |= of_several_samples(policy if name == "base" else before, policy)  # best-of-n is beside what learned
+        values |= of_several_samples(policy if name == "base" else before, policy)
         values |= interval_ends(before, policy, start) | {HELDOUT_PROMPTS: policy.prompts}
         with telemetry.phase("references"):
             values |= overlap.metrics(policy.texts)

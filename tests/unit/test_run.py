@@ -101,6 +101,16 @@ def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_pat
     assert (folder / "summary.json").read_bytes() == before
 
 
+def test_a_run_of_an_earlier_version_is_read_past_keys_that_it_lacks(tmp_path):
+    run = started(tmp_path)
+    run.finish({}, COSTS)
+    manifest = content_of(run.path / "manifest.json")
+    del manifest["settings"]["data"]["turns"]
+    manifest["settings"]["sft"]["train_on"] = "last"
+    write_json(run.path / "manifest.json", manifest)
+    assert StageRun(tmp_path, small(), "sft").done() is not None
+
+
 def executed(monkeypatch, out: Path, resume: bool | None, **changes: Any) -> None:
     """Run pretraining up to its own code, which is not run here."""
 
