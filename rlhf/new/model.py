@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rlhf.data import hub
 from rlhf.errors import OptionError, UserError, no_such
-from rlhf.files import JsonObject, read_json
+from rlhf.files import read_json
 from rlhf.models.fetch import SMALL_FILES
 from rlhf.recipe.names import is_commit, is_gguf
 from rlhf.recipe.schema_model import Architecture, PackageFile, Tokenizer
@@ -31,8 +31,6 @@ class ModelFiles(NamedTuple):
     name: str
     revision: str | None
     folder: Path
-    licence: str
-    gated: bool
     package: PackageFile | None = None  # that holds the model
     sha256: str | None = None  # of the file in it
 
@@ -96,15 +94,13 @@ def _kind(model: str) -> Literal["file", "folder", "package", "model of the hub"
 def _in_file(file: Path) -> ModelFiles:
     from rlhf.models import gguf
 
-    made = gguf.converted(file)
-    record = gguf.record_of(made)
-    return ModelFiles("local", str(file.resolve()), None, made, _licence(record), False)
+    return ModelFiles("local", str(file.resolve()), None, gguf.converted(file))
 
 
 def _in_folder(folder: Path) -> ModelFiles:
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: no {CONFIG} there; name the folder of a checkpoint")
-    return ModelFiles("local", str(folder.resolve()), None, folder, _licence_in(folder), False)
+    return ModelFiles("local", str(folder.resolve()), None, folder)
 
 
 def _in_package(model: str) -> ModelFiles:
@@ -116,14 +112,7 @@ def _in_package(model: str) -> ModelFiles:
     except UserError as error:
         others = "a folder or a GGUF file of that name is not here, and models of the hub are named like Qwen/Qwen3-8B"
         raise UserError(f"--model {model}: {error}; {others}") from error
-    record = gguf.record_of(found.folder)
-    name = found.file.package
-    return ModelFiles("package", name, None, found.folder, _licence(record), False, found.file, found.sha256)
-
-
-def _licence(record: JsonObject | None) -> str:
-    """Return the licence of a converted file."""
-    return str(record["licence"]) if record else "not stated"
+    return ModelFiles("package", found.file.package, None, found.folder, found.file, found.sha256)
 
 
 def _download(model: str, revision: str | None) -> ModelFiles:
@@ -135,18 +124,7 @@ def _download(model: str, revision: str | None) -> ModelFiles:
     folder = snapshot_download(
         model, revision=info.sha, allow_patterns=list(SMALL_FILES), ignore_patterns=list(INDEXES)
     )
-    return ModelFiles("hub", model, info.sha, Path(folder), hub.licence(info.card_data), bool(info.gated))
-
-
-def _licence_in(folder: Path) -> str:
-    """Return the licence that a folder's README.md names in its header; "not stated" without one."""
-    try:
-        text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "not stated"
-    header = re.match(r"---\n(.*?)\n---", text, re.S)
-    match = re.search(r"^license(?:_name)?: *([\w.+-]+) *$", header[1], re.M) if header else None
-    return match[1] if match else "not stated"
+    return ModelFiles("hub", model, info.sha, Path(folder))
 
 
 def describe(model: ModelFiles, template: str | None) -> ModelFacts:
