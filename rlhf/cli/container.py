@@ -51,6 +51,8 @@ def enter(loaded: PinnedRecipe, written: Iterable[Path], read: Iterable[object],
     runtime = click.get_current_context().meta.get(RUNTIME, "local")
     if runtime == "local" or INSIDE in os.environ or distributed.launched() or loaded.recipe.hardware.device != "cuda":
         os.environ[RUNTIME] = "local"
+        if INSIDE not in os.environ:
+            os.environ.pop(IMAGE, None)  # the manifest names the image that a run is in
         return
     folders = [Path(os.path.abspath(folder)) for folder in (_hub(), *written)]
     name, identity = image(runtime)
