@@ -46,6 +46,7 @@ FOLLOWED_LIBRARIES = (
     *("lightning", "litgpt", "torchtune", "torchao", "liger_kernel", "flash_attn", "triton"),
 )
 LEAST_VOCABULARY = 1000
+EAGER = "torch.compile is left out: an eager run takes more memory, nearly always"
 GRAPHS = {"reduce-overhead", "max-autotune", "triton.cudagraphs"}  # modes and options of torch.compile
 # What makes a program another than the one that is followed, by where it begins.
 REFUSED = (
@@ -357,8 +358,18 @@ class Followed(StandIn):
         ]
         if graphs:
             self.refuse(f"torch.compile with {graphs[0]} captures CUDA graphs, which are not followed")
-        self.assume("torch.compile is left out: an eager run takes more memory, nearly always")
-        return model if model is not None else lambda function: function
+        if model is None:
+            return lambda function: self._compiled(function, **options)
+        if isinstance(model, nn.Module):
+            self.assume(EAGER)
+            return model
+
+        @functools.wraps(model)
+        def eager(*args: Any, **kwargs: Any) -> Any:
+            self.assume(EAGER)  # where it is called: libraries decorate functions that a program never calls
+            return model(*args, **kwargs)
+
+        return eager
 
     def _refused(self, what: str, _: object) -> Any:
         return self._refusing(what)
