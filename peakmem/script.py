@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from peakmem import cuda, foreign, kernels
 from peakmem.batches import STEPS, Batches, Seen
@@ -36,6 +37,7 @@ from peakmem.patches.replacing import Replaced
 from peakmem.stacks import Stack, Stacks
 from peakmem.tensors import META, Args, Kwargs, Op, on_stand_in, tensors_in
 
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # of operations that are made of others
 OURS = str(Path(__file__).parent) + os.sep
 TORCH = str(Path(torch.__file__).parent) + os.sep
 PLAIN_PYTHON = str(Path(os.__file__).parent) + os.sep
@@ -167,7 +169,13 @@ class Followed(StandIn):
 
     def __torch_dispatch__(self, func: Op, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         with torch._C.DisableTorchFunction():
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            if not torch.is_inference_mode_enabled() or not func.has_kernel_for_dispatch_key(COMPOSITE):
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            TorchDispatchMode.__enter__(self)  # without autograd's keys torch hands such an operation over whole
+            try:
+                return func.decompose(*args, **kwargs or {})
+            finally:
+                TorchDispatchMode.__exit__(self, None, None, None)
 
     def run(self, func: Op, args: Args, kwargs: Kwargs) -> Any:
         """Execute one operation as StandIn does. Large floating tensors of the host get no numbers."""

@@ -26,7 +26,6 @@ from peakmem.kernels import multiplies
 from peakmem.peaks import peaks_of
 from peakmem.tensors import Args, Blocks, Kwargs, Op, tensors_in
 
-COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # of operations that are made of others
 ENTER_BLOCK = torch.ops.profiler._record_function_enter_new.default
 LEAVE_BLOCK = torch.ops.profiler._record_function_exit._RecordFunction
 # Width of the tiles in which TRL's fused head makes logits (trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE). Where the
@@ -85,12 +84,6 @@ class Tracker(TorchDispatchMode):
         if func is LEAVE_BLOCK:
             self._leave_block()
             return func(*args, **kwargs)
-        if torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(COMPOSITE):
-            TorchDispatchMode.__enter__(self)  # without autograd's keys torch hands such an operation over whole
-            try:
-                return func.decompose(*args, **kwargs)
-            finally:
-                TorchDispatchMode.__exit__(self, None, None, None)
         out = self.run(func, args, kwargs)
         allocated = False
         for tensor in (out,) if type(out) is Tensor else tensors_in(out):

@@ -140,6 +140,15 @@ def _rows(one: Mapping[str, Any]) -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
+def _left_out(one: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each reason, with the runs that it is of."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in left_out(one).items():
+        by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        yield f"- {one['set']}, {', '.join(names) if len(names) < 10 else f'{len(names)} runs'}: {why}"
+
+
 def _memory(one: Mapping[str, Any]) -> Iterator[str]:
     predictions = {run["id"]: run for run in one["predicted"]["runs"]}
     full = [run["id"] for run in one["runs"] if run.get("out_of_memory")]
@@ -156,7 +165,7 @@ def page() -> str:
     every = sorted(sets(), key=lambda one: not one["blind"])
     return PAGE.format(
         rows="\n".join(row for one in every for row in _rows(one)),
-        left_out="\n".join(f"- {one['set']}, {name}: {why}" for one in every for name, why in left_out(one).items()),
+        left_out="\n".join(line for one in every for line in _left_out(one)),
         memory="\n".join(line for one in every for line in _memory(one)),
         notes="\n".join(f"- {one['set']}: {note}" for one in every for note in one["notes"]),
     )
