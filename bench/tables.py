@@ -20,7 +20,7 @@ from rlhf.plan import prediction_file, published_figures
 from rlhf.plan.phases import ON_HOST
 from rlhf.plan.plan import plan_of
 from rlhf.plan.predict import PREDICTED_STAGES
-from rlhf.recipe.published import NOT_COMPARED
+from rlhf.recipe.published import MET, NOT_COMPARED, verdict_of
 from rlhf.run import reader
 from rlhf.run.layout import METRICS, SAMPLES
 from rlhf.run.outcomes import Reproduction
@@ -77,8 +77,13 @@ def _row(file: Path, record: Mapping[str, Any]) -> tuple[str, ...]:
 def _learned(record: Mapping[str, Any]) -> tuple[str, str]:
     summaries = [summary for stages in record["seeds"].values() for summary in stages.values()]
     judged = [target for summary in summaries for target in summary["targets"] if target.get("measured") is not None]
-    met = sum(target.get("verdict", target.get("within")) in ("met", "better", True) for target in judged)
-    targets = f"{met} of {len(judged)} targets met" if judged else "no targets"
+    met = [target.get("verdict", target.get("within")) in ("met", "better", True) for target in judged]
+    folder = RECIPES / record["recipe"] / record["version"]
+    if not judged and (folder / "published.yaml").exists():  # of rows that are not the recipe's: a run is not compared
+        figures = recipes.load(folder).figures
+        values = [(f, s["metrics"].get(f.metric)) for f in figures for s in summaries if s["stage"] == f.stage]
+        met = [verdict_of(figure, value).word == MET for figure, value in values]
+    targets = f"{sum(met)} of {len(met)} targets met" if met else "no targets"
     return f"{record['recipe']} {record['version']}, {len(record['seeds'])} seeds", targets
 
 
