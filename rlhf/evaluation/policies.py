@@ -16,8 +16,7 @@ from rlhf.data.normal import says_something
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
 from rlhf.evaluation.pass_at_k import PerPrompt, pass_at_k
-from rlhf.evaluation.reward_model import check_scores
-from rlhf.models.shared_base import SharedBase
+from rlhf.models.shared_base import SharedBase, check_scores
 from rlhf.process import distributed
 from rlhf.recipe.names import Role
 from rlhf.recipe.schema_evaluate import Evaluate

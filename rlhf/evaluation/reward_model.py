@@ -6,7 +6,6 @@ from statistics import correlation, fmean, quantiles
 import torch
 
 from rlhf.data.tokenize import Encoded, pad_right
-from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe.names import ScoreRole
 from rlhf.recipe.stages import RM, SECOND_RM, RewardModelName
@@ -25,12 +24,6 @@ def add_reward_models(shared: SharedBase, run: StageRun) -> None:
     for stage, role in SCORE_ROLES.items():
         if run.loaded.recipe.section(stage) is not None and (run.parents.folder(stage) / SUMMARY).exists():
             shared.add_reward(run.parents.folder(stage), role)
-
-
-def check_scores(scores: torch.Tensor) -> None:
-    """Raise UserError unless the scores of a reward model are all finite. NaN stands for no verdict, which it has."""
-    if not scores.cpu().isfinite().all():
-        raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")
 
 
 def scores_of(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
+from rlhf.errors import UserError
 from rlhf.models.end_tokens import end_ids
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.output_layer import is_plain, own_logits, response_statistics
@@ -245,3 +246,9 @@ def _head(weight: Tensor) -> nn.Linear:
     with torch.no_grad():
         head.weight.copy_(weight.float())
     return head
+
+
+def check_scores(scores: Tensor) -> None:
+    """Raise UserError unless the scores of a reward model are all finite. NaN stands for no verdict, which it has."""
+    if not scores.cpu().isfinite().all():
+        raise UserError("the reward model gives scores that are not finite: look at rm/metrics.jsonl")

@@ -39,7 +39,8 @@ from rlhf.recipe.stages import RM, SECOND_RM, PolicyLabel, PolicyName, PolicySta
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.layout import SUMMARY
-from rlhf.stages.online.reward_sum import ByName, RewardSum, total_figures
+from rlhf.stages.online.loop import ByName
+from rlhf.stages.online.reward_sum import RewardSum, total_figures
 from rlhf.stages.online.rewards import RewardFunction
 from rlhf.stages.result import Result
 from rlhf.stats import clustered_share, outcomes

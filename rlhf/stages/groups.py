@@ -22,8 +22,6 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batch import Rollout, TrainingBatch, joined, on_device
-from rlhf.data.corpus import Corpus
-from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
     compared_in_groups,
@@ -44,11 +42,11 @@ from rlhf.objectives.rewards import shape_scores
 from rlhf.process import distributed
 from rlhf.recipe import StageName
 from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions
-from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.reward_sum import ByName, RewardSum, mean_judged, mean_rewards
+from rlhf.stages.online.loop import ByName, mean_judged, mean_rewards
+from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.role_passes import ScoreNorm
-from rlhf.stages.online.session import Session, begin
+from rlhf.stages.online.session import Session
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_floats
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
@@ -103,17 +101,16 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
+def run_stage(session: Session) -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against its start on held-out prompts."""
-    options = run.loaded.recipe.online()[run.stage]
+    options, stage = session.options, session.run.stage
     assert isinstance(options, GroupOptions)
-    session = begin(run, device, options, tokenizer, corpus)
     score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
     session.measure_reference()
-    learner = Learner(run.stage, session.shared, options, score_norm)
+    learner = Learner(stage, session.shared, options, score_norm)
     session.restore(learner.state)  # does nothing in a new run
     session.shard()  # several GPUs may divide the frozen layers
-    with Bar(run.stage, options.steps) as bar:
+    with Bar(stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             scored = sample_and_score(session, learner, step)  # 1, 2
             with session.phase("score"):

@@ -27,8 +27,6 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.data.batch import Rollout, TrainingBatch, on_device
-from rlhf.data.corpus import Corpus
-from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.gae import gae
 from rlhf.objectives.kl import estimate_kl
@@ -36,11 +34,9 @@ from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe.schema_online import Ppo
-from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.reward_sum import FunctionRewards, mean_judged, mean_rewards
+from rlhf.stages.online.loop import FunctionRewards, Loop, mean_judged, mean_rewards
 from rlhf.stages.online.role_passes import ScoreNorm
-from rlhf.stages.online.session import begin
 from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_floats
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
@@ -84,29 +80,29 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
+def run_stage(loop: Loop) -> Result:
     """Train the policy adapter, and measure it against its start on held-out prompts."""
-    options = run.loaded.recipe.options(Ppo)
-    session = begin(run, device, options, tokenizer, corpus)
-    score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
-    session.measure_reference()
-    critic = new_critic(session.shared, session.rm_dir, options, score_norm)
-    learner = Learner(session.shared, options, score_norm, critic)
-    session.restore(learner.state)  # does nothing in a new run
-    session.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
+    options = loop.options
+    assert isinstance(options, Ppo)
+    score_norm = loop.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
+    loop.measure_reference()
+    critic = new_critic(loop.shared, loop.rm_dir, options, score_norm)
+    learner = Learner(loop.shared, options, score_norm, critic)
+    loop.restore(learner.state)  # does nothing in a new run
+    loop.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
     with Bar("ppo", options.steps) as bar:
         for step in range(learner.state.step, options.steps):
-            with session.phase("rollout"):
-                rollout = session.sample_step(step)  # 1
-            with session.phase("score"):
-                rewards = session.function_rewards(step, rollout)  # 2
+            with loop.phase("rollout"):
+                rollout = loop.sample_step(step)  # 1
+            with loop.phase("score"):
+                rewards = loop.function_rewards(step, rollout)  # 2
                 batch = make_batch(learner, rollout, None if rewards is None else rewards.total)  # 2, 3, 4
             metrics = batch_metrics(batch, learner) | reward_metrics(rewards)
-            with session.phase("update"):
+            with loop.phase("update"):
                 metrics |= learner.update(batch)  # 5
             learner.advance(batch)
-            session.end_step(learner.state, rollout, metrics, bar)
-    return session.finish(learner.state)
+            loop.end_step(learner.state, rollout, metrics, bar)
+    return loop.finish(learner.state)
 
 
 # -- 2 score, 3 reward, 4 advantage ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from rlhf.recipe.folders import no_section
 from rlhf.recipe.schema import Dialogues
 from rlhf.recipe.schema_evaluate import Evaluate
 from rlhf.recipe.schema_online import MODEL_REWARD, OnlineBase, OnlineOptions
-from rlhf.recipe.stages import EVALUATE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, PolicyName
+from rlhf.recipe.stages import EVALUATE, ONLINE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, PolicyName
 from rlhf.run import card
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
@@ -238,6 +238,10 @@ def import_stage(stage: StageName) -> StageFn:
     from rlhf.stages.corpus import stage_input
 
     run_stage = sys.modules[name].run_stage
+    if stage in ONLINE:
+        from rlhf.stages.online.session import begin
+
+        return lambda run, device: run_stage(begin(run, device, *stage_input(run)))
     return lambda run, device: run_stage(run, device, *stage_input(run))
 
 

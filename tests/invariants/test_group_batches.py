@@ -228,7 +228,7 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     learner.state.advance(0.0)
     folder = tmp_path / "step-000001"
     folder.mkdir()
-    learner.state.save(run, folder)
+    learner.state.save(run.base, folder)
     drawn = random.random(), np.random.rand()
     learner.update(make_batch(learner, scored(rollout)))
 

@@ -404,7 +404,7 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     learner.update(make_batch(learner, rollout))
     learner.state.advance(0.0)
     (tmp_path / "step-000001").mkdir()
-    learner.state.save(run, tmp_path / "step-000001")
+    learner.state.save(run.base, tmp_path / "step-000001")
     drawn = random.random(), np.random.rand()
     learner.update(make_batch(learner, rollout))
 

@@ -19,7 +19,7 @@ from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages import ppo
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.reward_sum import FunctionRewards
+from rlhf.stages.online.loop import FunctionRewards
 from tests.helpers import not_none, small
 from tests.oracle.ppo_learner import NORM, new_learner
 from tests.rollouts import LENGTHS, varied_rollout

@@ -102,7 +102,7 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
         "ppo", shared, small().recipe.options(Ppo), ScoreNorm(), {"policy": TrainedParameters(parameters(), 1e-4)}
     )
     monkeypatch.setattr("rlhf.stages.online.train_state.save_adapter", lambda *_, **__: None)
-    state.save(run, tmp_path)
+    state.save(run.base, tmp_path)
     load = state.optimizer.load_state_dict
     monkeypatch.setattr(state.optimizer, "load_state_dict", lambda saved: noted(asked, "loaded", load(saved)))
     monkeypatch.setattr("rlhf.stages.online.train_state.page_states", asked.append)

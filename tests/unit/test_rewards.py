@@ -18,7 +18,8 @@ from rlhf.errors import UserError
 from rlhf.recipe.schema_online import GroupOptions
 from rlhf.recipe.stages import stage_name
 from rlhf.stages.evaluate import _reward_fn, _reward_functions
-from rlhf.stages.online.reward_sum import RewardSum, mean_rewards
+from rlhf.stages.online.loop import mean_rewards
+from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.rewards import find
 from tests.helpers import grouped
 

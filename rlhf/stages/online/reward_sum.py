@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,37 +11,14 @@ from torch import Tensor
 from rlhf.data.corpus import Prompt, Split
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
-from rlhf.objectives.masked import masked_mean
 from rlhf.process import distributed
 from rlhf.recipe.schema_online import MODEL_REWARD, OnlineOptions
 from rlhf.recipe.stages import StageName
+from rlhf.stages.online.loop import ByName, FunctionRewards
 from rlhf.stages.online.rewards import RewardFunction, find, json_messages, labels
 from rlhf.terminal import excerpt
 
-ByName = dict[str, Tensor]  # a number (B,) for each response, by the name of the reward; NaN without a verdict
 Columns = Callable[[Iterable[str]], dict[Prompt, dict[str, object]]]  # names -> by prompt, what rows have beside it
-
-
-def mean_rewards(by_name: ByName) -> dict[str, Tensor]:
-    """Return the mean of each reward over its verdicts, by the key of its metric; a reward without any has none."""
-    return mean_judged({f"rewards/{name}": (raw, ~raw.isnan()) for name, raw in by_name.items()})
-
-
-def mean_judged(numbers: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of each number (B,) over the responses of its mask (B,); none of a number without any."""
-    return {key: masked_mean(x, judged) for key, (x, judged) in numbers.items() if judged.any()}
-
-
-class FunctionRewards(NamedTuple):
-    """What reward functions give the responses of a step, on the CPU."""
-
-    by_name: ByName
-    total: Tensor  # (B,) their weighted sum; NaN where a response is not judged
-
-    @property
-    def judged(self) -> Tensor:
-        """Return (B,) bool: which responses have a verdict of every function that counts."""
-        return ~self.total.isnan()
 
 
 class RewardSum:

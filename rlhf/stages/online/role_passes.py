@@ -9,8 +9,7 @@ from torch import Tensor
 
 from rlhf.data.batch import Rollout, on_device
 from rlhf.errors import UserError
-from rlhf.evaluation.reward_model import check_scores
-from rlhf.models.shared_base import SharedBase
+from rlhf.models.shared_base import SharedBase, check_scores
 from rlhf.objectives.importance import ImportanceWeights, importance_weights
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed

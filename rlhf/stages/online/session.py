@@ -36,8 +36,9 @@ from rlhf.run.evidence import NO_VERDICT
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.checkpoints import update_checkpoints
+from rlhf.stages.online.loop import FunctionRewards
 from rlhf.stages.online.prompts import OnlinePrompts
-from rlhf.stages.online.reward_sum import FunctionRewards, RewardSum, total_figures
+from rlhf.stages.online.reward_sum import RewardSum, total_figures
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.served import check_served
 from rlhf.stages.online.train_state import SavedState, TrainState, read_state
@@ -48,10 +49,9 @@ from rlhf.terminal.progress import Bar
 LOGGED_PROMPTS = 8  # held-out prompts whose responses are logged
 
 
-def begin(
-    run: StageRun, device: torch.device, options: OnlineOptions, tokenizer: DialogueTokenizer, corpus: Corpus
-) -> "Session":
+def begin(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> "Session":
     """Encode the prompts and load the models of a run. New adapters are drawn from torch's generator, seeded here."""
+    options = run.loaded.recipe.online()[run.stage]
     run.total_steps = options.steps
     telemetry = Telemetry(device)
     client = vllm.Client(options.vllm_url, partial(_server_command, run, options)) if options.vllm_url else None
@@ -256,7 +256,7 @@ class Session:
             run.logs.metrics(done, metrics)
             run.logs.telemetry(done, self.telemetry.since_last_call())
         if save:
-            run.save_checkpoint(done, lambda folder: state.save(run, folder))
+            run.save_checkpoint(done, lambda folder: state.save(run.base, folder))
             distributed.from_main(lambda: update_checkpoints(run, options))
         kl = metrics.get("objective/kl_per_token")
         bar.update(

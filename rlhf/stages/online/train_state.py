@@ -22,10 +22,10 @@ from rlhf.objectives.kl import adapt
 from rlhf.objectives.losses import Stats
 from rlhf.process import distributed
 from rlhf.recipe import StageName
+from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_step, require_usable
-from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER
 from rlhf.run.reader import reading
 from rlhf.run.records import Amount, Count, Number, Record
@@ -194,7 +194,7 @@ class TrainState:
         self.schedule.step()
         self.step += 1
 
-    def save(self, run: StageRun, folder: Path) -> None:
+    def save(self, base: BaseSpec, folder: Path) -> None:
         """Write everything that determines the next step.
 
         The order of prompts is not stored, because it is a function of seed and step.
@@ -209,7 +209,7 @@ class TrainState:
             "random": random_state(),
         }
         torch.save(state, folder / "state.pt")
-        save_adapter(self.shared.peft, run.base, folder / ADAPTER, adapter="policy")
+        save_adapter(self.shared.peft, base, folder / ADAPTER, adapter="policy")
 
     def restore(self, saved: SavedState, file: Path) -> None:
         """Continue from the state that `read_state` read from `file`. Raises UserError where it does not fit."""
