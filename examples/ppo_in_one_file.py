@@ -293,8 +293,7 @@ def main(settings: Settings) -> None:
         batch = make_batch(model, sample(model, prompts, settings), settings, norm)
         policy_loss, value_loss = update(model, batch, optimizer, settings)
         truth = sum(map(true_reward, things, batch.ids.tolist())) / len(things)
-        said = f"true reward {truth:.2f} of 1.5, score {batch.scores.mean():.2f}"
-        print(f"ppo {step + 1}: {said}, losses {policy_loss:.3f} {value_loss:.3f}")
+        print(f"ppo {step + 1}: true reward {truth:.2f} of 1.5, losses {policy_loss:.3f} {value_loss:.3f}")
 
 
 if __name__ == "__main__":
