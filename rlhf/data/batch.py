@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf.data.tokenize import pad_right
@@ -176,30 +175,6 @@ def collate(
     )
     vars(rollout)["lengths"] = lengths  # the cached property
     return rollout
-
-
-def joined(first: Rollout, second: Rollout) -> Rollout:
-    """Concatenate the rows of two rollouts, without what only one of them has."""
-    a, b = first.prompt_numbers, second.prompt_numbers
-    return Rollout(
-        ids=_stacked(first.ids, second.ids),
-        prompt_length=torch.cat([first.prompt_length, second.prompt_length]),
-        response_length=torch.cat([first.response_length, second.response_length]),
-        ended=torch.cat([first.ended, second.ended]),
-        logprobs=_stacked_if_both(first.logprobs, second.logprobs),
-        prompt_numbers=None if a is None or b is None else torch.cat([a, b + a.max() + 1]),
-    )
-
-
-def _stacked(a: Tensor, b: Tensor) -> Tensor:
-    """Return the rows of a (A, n) and b (B, m) as (A + B, max(n, m)), with 0 after the narrower ones."""
-    width = max(a.shape[1], b.shape[1])
-    return torch.cat([F.pad(x, (0, width - x.shape[1])) for x in (a, b)])
-
-
-def _stacked_if_both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Return the rows of both, or None where one of the two is missing."""
-    return None if a is None or b is None else _stacked(a, b)
 
 
 def on_device(x: Tensor, device: torch.device) -> Tensor:

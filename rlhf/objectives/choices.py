@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 KlEstimator = Literal["k1", "k2", "k3"]  # kl.estimate_kl
 Scale = Literal["group", "batch", "none"]  # whose standard deviation divides: groups.group_relative
-Advantage = Literal["leave_one_out", Scale, "of_batch"]  # how rewards become advantages: groups.compared_in_groups
+Advantage = Literal["leave_one_out", Scale]  # how rewards become advantages: groups.compared_in_groups
 TokenLevel = Literal["token", "sequence"]
 Level = Literal[TokenLevel, "sequence_sum"]  # of the importance ratio: groups.pool_log_ratios
 # How tokens are weighted, groups.token_weights, and which loss it is, groups.policy_loss

@@ -31,15 +31,12 @@ def compared_in_groups(kind: Advantage, rewards: Tensor, judged: Tensor) -> Tens
 
         leave_one_out        the function of this name (RLOO)
         group, batch, none   `group_relative` with this scale (GRPO and its kin)
-        of_batch             `standardize`, for a sum of rewards that were made relative in their groups (GDPO)
 
     Shapes: rewards, judged (P, k); judged bool, False for responses without a verdict. Returns (P, k) float32 or wider.
     Raises ValueError unless k is 2 or more, or when kind is unknown.
     """
     if kind == "leave_one_out":
         return leave_one_out(rewards, judged)
-    if kind == "of_batch":
-        return standardize(rewards, judged)
     return group_relative(rewards, kind, judged)
 
 

@@ -16,12 +16,13 @@ def _of_online(*keys: str) -> dict[str, None]:
 # Old dotted key -> new dotted key, or None where the setting is gone. A section stands for all of its keys.
 MOVED: dict[str, str | None] = {
     "merge.base": None,
+    "grpo.multi_objective_aggregation": None,
     "rm.ensemble": None,
     "second_rm.ensemble": None,
     **{
         f"{stage}.{key}": None
         for stage in ("ppo", "rloo", "grpo")
-        for key in ("combine_scores", "variance_coef", "old_logprobs", "reward_retries")
+        for key in ("combine_scores", "variance_coef", "old_logprobs", "reward_retries", "resample_groups")
     },
     "data.rename": "data.columns",  # which is the other way round: name of the type -> name in the file
     "data.rated": None,

@@ -35,7 +35,6 @@ AT_MOST = {  # of keys that a section has and sets
     "num_ppo_epochs": 2,
     "num_iterations": 2,
     "num_generations": 2,
-    "resample_groups": 1,
     "score_batch_size": RESPONSES,
     "norm_responses": RESPONSES,
     "max_prompt_length": PROMPT,

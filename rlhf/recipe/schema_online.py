@@ -225,7 +225,6 @@ class GroupBase(OnlineBase):
     mask_truncated_completions: bool = False  # no gradient from responses without EOS; their rewards count
     normalize_advantages: bool = False  # mean 0 and sd 1 over the batch; GRPO with scale_rewards: none: REINFORCE++
     overlong_buffer: Tokens | None = None  # tokens before the limit in which a response is penalised, up to 1 (DAPO)
-    resample_groups: Annotated[int, Field(ge=0, le=1_000)] = 0  # times that prompts without signal are replaced (DAPO)
 
     @property
     def kl_coef(self) -> float:
@@ -284,10 +283,6 @@ class Rloo(GroupBase):
         return "leave_one_out"
 
     @property
-    def normalizes_each(self) -> bool:
-        return False
-
-    @property
     def importance_sampling_level(self) -> Literal["sequence_sum"]:
         return "sequence_sum"
 
@@ -302,8 +297,6 @@ class Grpo(GroupBase):
     kl_estimator: KlEstimator = "k3"
     kl_penalty: Literal["reward", "loss"] = "loss"
     scale_rewards: Scale = "group"  # whose standard deviation divides; none: Dr. GRPO
-    # each reward normalised in its group before the sum (GDPO), or the sum
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     loss_type: LossType = "dapo"  # docs/methods.md
     importance_sampling_level: TokenLevel = "token"  # sequence: GSPO's, whose loss is grpo's
     use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the token's ratio
@@ -315,25 +308,15 @@ class Grpo(GroupBase):
     @property
     def advantage(self) -> Advantage:
         """Return how rewards become advantages: `rlhf.objectives.groups.compared_in_groups`."""
-        return "of_batch" if self.normalizes_each else self.scale_rewards
-
-    @property
-    def normalizes_each(self) -> bool:
-        """Return whether each reward is normalised in its group before they are summed (GDPO)."""
-        return self.multi_objective_aggregation == "normalize_then_sum"
+        return self.scale_rewards
 
     @model_validator(mode="after")
     def _check_methods(self) -> Self:
-        """Raise ValueError for CISPO and GDPO with keys that they cannot use."""
+        """Raise ValueError for CISPO and GMPO with keys that they cannot use."""
         if self.loss_type == "cispo" and self.epsilon_high is None:
             raise ValueError("loss_type: cispo needs epsilon_high, the largest ratio, as in TRL: 5.0 is usual")
         if self.loss_type in ("cispo", "gmpo") and self.importance_sampling_level != "token":
             raise ValueError(f"loss_type: {self.loss_type} needs importance_sampling_level: token")
-        if self.normalizes_each and (self.scale_rewards != "group" or self.normalize_advantages):
-            raise ValueError(
-                "multi_objective_aggregation: normalize_then_sum divides by the sd of each group, then by the batch's: "
-                "leave out scale_rewards and normalize_advantages"
-            )
         return self
 
 

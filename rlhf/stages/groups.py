@@ -21,11 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.data.batch import Rollout, TrainingBatch, joined, on_device
+from rlhf.data.batch import Rollout, TrainingBatch, on_device
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
     compared_in_groups,
-    group_relative,
     group_sd,
     has_signal,
     log_ratios,
@@ -61,17 +60,6 @@ class ScoredRollout:
     scores: Tensor  # the weighted sum of the raw rewards
     shaped_scores: Tensor  # the weighted sum with the model's score normalised and clipped, minus penalties
     judged: Tensor  # bool: False where a reward has no verdict; such scores are NaN and do not count
-
-    def keep_and_add(self, rows: Tensor, more: "ScoredRollout") -> "ScoredRollout":
-        """Return the given rows, possibly none, followed by all rows of `more`."""
-        kept = self.rollout.rows(rows) if len(rows) else None
-        return ScoredRollout(
-            rollout=more.rollout if kept is None else joined(kept, more.rollout),
-            by_name={name: torch.cat([raw[rows], more.by_name[name]]) for name, raw in self.by_name.items()},
-            scores=torch.cat([self.scores[rows], more.scores]),
-            shaped_scores=torch.cat([self.shaped_scores[rows], more.shaped_scores]),
-            judged=torch.cat([self.judged[rows], more.judged]),
-        )
 
 
 @dataclass(kw_only=True)
@@ -127,31 +115,12 @@ def run_stage(session: Session) -> Result:
 
 
 def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredRollout:
-    """Sample the responses of a step and score them; other prompts replace those whose group is not informative.
-
-    Prompts are replaced up to `resample_groups` times. Seed, step, attempt and the number of replaced groups determine
-    which ones come next, so that a resumed run repeats them. A replacement may already be in the batch; after the last
-    attempt all groups are kept.
-    """
-    options = learner.options
-
-    def responses_to(prompt_indices: list[int]) -> ScoredRollout:
-        with session.phase("rollout"):
-            rollout = session.sample(prompt_indices)
-        with session.phase("score"):
-            return score_responses(session, learner, rollout, prompt_indices)
-
-    result = responses_to(session.prompts.of_step(step))
-    for attempt in range(options.resample_groups):
-        differ = learner.is_informative(result)
-        informative = differ.nonzero().squeeze(1)
-        missing = len(differ) - len(informative)
-        if not missing:
-            break
-        more = responses_to(session.prompts.replacements(step, attempt, missing))
-        rows = informative[:, None] * options.num_generations + torch.arange(options.num_generations)
-        result = result.keep_and_add(rows.flatten(), more)
-    return result
+    """Sample the responses of a step and score them."""
+    indices = session.prompts.of_step(step)
+    with session.phase("rollout"):
+        rollout = session.sample(indices)
+    with session.phase("score"):
+        return score_responses(session, learner, rollout, indices)
 
 
 @torch.no_grad()
@@ -178,19 +147,13 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
 
 
 def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, by_name: ByName) -> Tensor:
-    """Return the weighted sum (B,) of the rewards, with the reward model's normalised and clipped, minus penalties.
-
-    With GDPO each reward is normalised in its groups before the sum.
-    """
+    """Return the weighted sum (B,) of the rewards, with the reward model's normalised and clipped, minus penalties."""
     options, norm = learner.options, learner.state.score_norm
     ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     if options.model_scores:
         raw = by_name[MODEL_REWARD]
         shaped = shape_scores(raw, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
         by_name = by_name | {MODEL_REWARD: shaped}
-    if options.normalizes_each:
-        judged = reward_sum.judged(by_name)
-        by_name = {name: learner.relative_in_group(raw, judged) for name, raw in by_name.items()}
     total = reward_sum.total(by_name) - (options.missing_eos_penalty or 0.0) * ~ended
     if options.overlong_buffer is None:
         return total
@@ -248,23 +211,6 @@ class Learner:
     def grouped(self, x: Tensor) -> Tensor:
         """Return numbers (B,) as (P, k)."""
         return x.view(-1, self.options.num_generations)
-
-    def is_informative(self, scored: ScoredRollout) -> Tensor:
-        """Return (P,) bool: whether the raw rewards of a group differ, and the shaped ones, from which it learns, too.
-
-        DAPO keeps a prompt by what its answers are worth: some right, some wrong (arXiv 2503.14476, section 3.2). A
-        penalty for length or a missing EOS is not that: it would keep a group of which every answer is wrong.
-        """
-        judged = self.grouped(scored.judged)
-        raw = [scored.scores]
-        if self.options.normalizes_each:  # rewards whose sums are equal may differ one by one, and it learns from each
-            raw = [numbers.nan_to_num() for numbers in scored.by_name.values()]
-        differ = [has_signal(self.grouped(numbers), judged) for numbers in raw]
-        return torch.stack(differ).any(0) & has_signal(self.grouped(scored.shaped_scores), judged)
-
-    def relative_in_group(self, raw: Tensor, judged: Tensor) -> Tensor:
-        """Return one reward (B,) normalised in its groups; 0 for responses that are not judged."""
-        return group_relative(self.grouped(raw), "group", self.grouped(judged)).flatten()
 
     def advantages(self, rewards: Tensor, judged: Tensor) -> Tensor:
         """Return the advantage (B,) of each response; 0 for those without a verdict."""

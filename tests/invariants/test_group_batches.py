@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.data.batch import Rollout, joined
+from rlhf.data.batch import Rollout
 from rlhf.models.lean.layouts import SharedPrompts
 from rlhf.models.loading import load_tokenizer
 from rlhf.models.roles import Roles
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.stages import groups
 from rlhf.stages.groups import Batch, Learner, ScoredRollout, batch_metrics, make_batch
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.train_state import read_state
@@ -81,14 +80,8 @@ def test_the_lean_trunk_changes_rounding_only(run, rollout, stage, joined, monke
             assert lean_stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_step_of_the_stage_computes_each_prompt_once(trained, tmp_path, monkeypatch, replaced):
-    """Of two prompts with four responses each, in one micro-batch; scores of policy and reference, and the update.
-
-    Also where another prompt has replaced the first one.
-    """
-    informative = torch.tensor([not replaced, True])
-    monkeypatch.setattr(groups.Learner, "is_informative", lambda learner, scored: informative)
+def test_a_step_of_the_stage_computes_each_prompt_once(trained, tmp_path, monkeypatch):
+    """Of two prompts with four responses each, in one micro-batch; scores of policy and reference, and the update."""
     prompts: list[int] = []
     make = SharedPrompts.__init__
 
@@ -97,7 +90,7 @@ def test_a_step_of_the_stage_computes_each_prompt_once(trained, tmp_path, monkey
         prompts.append(self.prompts)
 
     monkeypatch.setattr(SharedPrompts, "__init__", noting)
-    group = {"steps": 1, "num_mini_batches": 1, "per_device_train_batch_size": 8, "resample_groups": 1}
+    group = {"steps": 1, "num_mini_batches": 1, "per_device_train_batch_size": 8}
     beside(trained, tmp_path, "pretrain", "sft", "rm")
     run_stages(grouped("grpo", group, hardware__trunk="lean"), tmp_path, "grpo")
     assert prompts == [2, 2, 2]
@@ -275,21 +268,6 @@ def test_a_prompt_is_computed_once_for_all_its_responses(run, tokenizer, monkeyp
     sample(learner.shared.base, [[1, 7, 8, 9]] * 2, tokenizer, Sampling(64, 3, 1.0, 8, samples_per_prompt=4))
     handle.remove()
     assert rows[0] == (2, 4) and all(shape == (8, 1) for shape in rows[1:2])
-
-
-def test_joined_rollouts_keep_their_rows(rollout):
-    a, b = rollout.rows(torch.tensor([0, 3])), rollout.rows(torch.tensor([1, 4, 6]))
-    both = joined(a, b)
-    for row, (part, i) in enumerate([(a, 0), (a, 1), (b, 0), (b, 1), (b, 2)]):
-        assert both.tokens[row][both.mask[row]].tolist() == part.tokens[i][part.mask[i]].tolist()
-        assert both.ids[row, : both.prompt_length[row]].tolist() == part.ids[i, : part.prompt_length[i]].tolist()
-    assert both.ended.tolist() == [*a.ended.tolist(), *b.ended.tolist()]
-    assert both.logprobs is None
-    noted_a, noted_b = (replace(part, logprobs=torch.rand(part.tokens.shape)) for part in (a, b))
-    logprobs = joined(noted_a, noted_b).logprobs
-    assert logprobs is not None and noted_a.logprobs is not None and noted_b.logprobs is not None
-    for row, expected in enumerate([*noted_a.logprobs, *noted_b.logprobs]):
-        assert torch.equal(logprobs[row, : len(expected)], expected)
 
 
 @pytest.mark.parametrize(("stage", "kl_penalty"), [("rloo", "reward"), ("grpo", "loss")])

@@ -18,12 +18,12 @@ from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.kl import adapt
 from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
-from rlhf.stages.groups import Learner, ScoredRollout, sample_and_score, score_responses
+from rlhf.stages.groups import Learner, score_responses
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.session import Session, sampling_settings
-from tests.helpers import beside, grouped, noted, run_stages, small
+from tests.helpers import beside, grouped, run_stages, small
 from tests.invariants.group_learner import new_learner
 from tests.lines import read_intact_lines
 from tests.rollouts import LENGTHS, made_up_rollout
@@ -86,84 +86,6 @@ def test_responses_are_scored_row_by_row(run, tokenizer):
         assert scored.shaped_scores[row].item() == pytest.approx(shaped, rel=1e-5, abs=1e-6), row
 
 
-def test_rows_of_replaced_prompts_stay_together(run, tokenizer, monkeypatch):
-    """Each response keeps its tokens, its raw and its shaped score; groups without a signal have left.
-
-    Every attempt of a step draws anew.
-    """
-    reward = "tests.own_rewards:below_five"
-    changes: dict[str, Any] = {"reward_funcs": [reward], "reward_weights": [2.0], "normalize_scores": False}
-    learner = new_learner(run, "rloo", **changes, resample_groups=3, missing_eos_penalty=None)
-    session = session_of(learner, tokenizer)
-    asked: list[tuple[int, int]] = []
-    attempts: set[int] = set()
-    replacements = OnlinePrompts.replacements
-
-    def noting(self: OnlinePrompts, step: int, attempt: int, count: int) -> list[int]:
-        return noted(asked, (step, attempt), replacements(self, step, attempt, count))
-
-    monkeypatch.setattr(OnlinePrompts, "replacements", noting)
-    for step in range(6):
-        del session.sampled[:], asked[:]  # type: ignore[attr-defined]  # of the stand-in
-        scored = sample_and_score(session, learner, step)
-        (raw,) = scored.by_name.values()
-        assert len(raw) == 8
-        rows = zip(scored.rollout.ids, scored.rollout.prompt_length, strict=True)
-        answers = [session.prompts.ids.index(ids[:length].tolist()) for ids, length in rows]
-        assert len(set(answers[:4])) == len(set(answers[4:])) == 1, "each group has one prompt"
-        for row, (tokens, mask) in enumerate(zip(scored.rollout.tokens, scored.rollout.mask, strict=True)):
-            text, answer = tokenizer.decode(tokens[mask].tolist()), answers[row]
-            expected = 0.1 if answer < 5 else len(text) / 1000
-            assert raw[row].item() == pytest.approx(expected, rel=1e-6)
-            assert scored.scores[row].item() == scored.shaped_scores[row].item() == pytest.approx(2 * expected)
-        first, *more = session.sampled  # type: ignore[attr-defined]
-        assert bool(more) == any(index < 5 for index in first)
-        assert asked == [(step, attempt) for attempt in range(len(more))]
-        attempts.add(len(more))
-    assert {0, 3} <= attempts
-
-
-@pytest.mark.parametrize(
-    ("changes", "replaced"),
-    [
-        ({"missing_eos_penalty": PENALTY}, 2),  # of one response; all answers are worth the same
-        ({"overlong_buffer": BUFFER, "missing_eos_penalty": None}, 2),
-        ({"reward_funcs": ["length(most=1)"], "missing_eos_penalty": None}, 0),
-    ],
-)
-def test_penalties_make_no_group_informative(run, tokenizer, changes, replaced):
-    usual: dict[str, Any] = {"reward_funcs": ["length(most=1000)"], "normalize_scores": False, "resample_groups": 1}
-    learner = new_learner(run, "rloo", max_completion_length=LIMIT, **(usual | changes))
-    session = session_of(learner, tokenizer)
-    sample_and_score(session, learner, 0)
-    assert [len(indices) for indices in session.sampled] == [2, *[replaced] * bool(replaced)]  # type: ignore[attr-defined]
-
-
-def test_a_group_without_gradient_is_not_informative(run):
-    """Right and wrong may be equal once the right one has paid a penalty."""
-    learner = new_learner(run, "rloo")
-    raw = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
-    shaped = raw - torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0])
-    parts = {"scores": raw, "shaped_scores": shaped, "judged": torch.ones(8, dtype=torch.bool)}
-    assert learner.is_informative(cast(ScoredRollout, SimpleNamespace(**parts))).tolist() == [False, True]
-
-
-def test_rewards_that_differ_one_by_one_are_informative_where_each_is_normalised(run):
-    """With weights 1 and 0.5 the sums are equal, and the sums of the normalised rewards are not."""
-    a, b = torch.tensor([1.0, 0.0] * 4), torch.tensor([0.0, 2.0] * 4)
-    judged = torch.ones(8, dtype=torch.bool)
-    parts = {"scores": a + b / 2, "by_name": {"a": a, "b": b}, "judged": judged}
-    for advantage, informative in (("group", False), ("of_batch", True)):
-        learner = new_learner(run, "grpo")
-        learner.options = learner.options.model_copy(
-            update={"multi_objective_aggregation": "normalize_then_sum" if informative else "sum_then_normalize"}
-        )
-        assert learner.options.advantage == advantage
-        shaped = learner.relative_in_group(a, judged) + learner.relative_in_group(b, judged) / 2
-        scored = cast(ScoredRollout, SimpleNamespace(**parts, shaped_scores=shaped))
-        assert learner.is_informative(scored).tolist() == [informative] * 2
-
-
 @pytest.mark.parametrize(("scores", "said"), [([1.0, torch.nan], "grpo: 50 % of the answers of sft"), ([1.0, 2.0], "")])
 def test_the_share_without_a_verdict_is_said(capsys, scores, said):
     samples = replace(PolicySamples.unjudged(["a", "b"]), scores=torch.tensor(scores))
@@ -183,13 +105,6 @@ def test_a_start_of_which_nothing_is_judged_is_refused():
         match=r"^grpo: none of 2 held-out answers of sft has .*reward \(with a verdict: sums 1, code 1 of 2\);",
     ):
         Session.measure_reference(cast(Session, SimpleNamespace(**parts)))
-
-
-def test_each_attempt_draws_other_prompts(tokenizer, run):
-    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), tokenizer, new_learner(run, "rloo").options, seed=0)
-    draws = [prompts.replacements(0, attempt, 5) for attempt in range(4)]
-    assert len({tuple(draw) for draw in draws}) == 4
-    assert all(tuple(draw) != tuple(prompts.of_step(0)) for draw in draws)
 
 
 @pytest.mark.parametrize("copies", [1, 4])

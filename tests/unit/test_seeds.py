@@ -1,8 +1,7 @@
 """Seeds and orders that follow from a recipe's seed: no two that should differ are the same."""
 
-import itertools
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -10,7 +9,7 @@ from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.load import divide_rows
 from rlhf.data.rows import Message, PromptOnly
 from rlhf.recipe.seeds import SEED_OFFSETS, derived_seed
-from rlhf.stages.online.prompts import OnlinePrompts, prompt_order
+from rlhf.stages.online.prompts import prompt_order
 from rlhf.stages.supervised.row_order import LengthBuckets
 from tests.helpers import small
 
@@ -41,17 +40,6 @@ def test_no_two_epochs_of_prompts_have_one_order_whatever_the_seed():
             assert {*order} == {*prompts.train}
             orders.add(tuple(order))
     assert len(orders) == len(SEEDS) * len(EPOCHS)
-
-
-def test_replacements_of_each_attempt_are_drawn_anew_however_many_each_step_needs():
-    drawn = set()
-    for prompts, step, attempt in itertools.product(map(prompts_of, SEEDS), range(1, 5), range(3)):
-        few, many = (
-            OnlinePrompts.replacements(cast(OnlinePrompts, prompts), step, attempt, n) for n in (24 // step, 150)
-        )
-        assert len({*few}) == len(few) and {*many} == {*range(len(prompts.train))}
-        drawn.add(tuple(prompts.train[i] for i in few[:6]))
-    assert len(drawn) == len(SEEDS) * 4 * 3
 
 
 def test_no_two_epochs_of_a_supervised_stage_have_one_order_whatever_the_seed():

@@ -168,9 +168,7 @@ def _little_around(stage: StageName, options: OnlineOptions) -> Changes:
         "reward_funcs": ["model" if options.model_scores else "length(most=1)"],
         "reward_weights": None,
     }
-    if isinstance(options, GroupOptions):
-        section["resample_groups"] = 0
-    else:
+    if not isinstance(options, GroupOptions):
         section["value_warmup_steps"] = 0
     return {f"{stage}.{key}": value for key, value in section.items()}
 

@@ -1,7 +1,5 @@
 """Prompts of a stage that learns from its own samples: those of each step, and the held-out ones."""
 
-import random
-
 import torch
 
 from rlhf.data.corpus import Prompt, Split
@@ -29,15 +27,6 @@ class OnlinePrompts:
         """Return the indices of the training prompts of a step."""
         count = self.options.batch_size // self.options.samples_per_prompt
         return prompt_order(len(self.train), step, count, self.seed)
-
-    def replacements(self, step: int, attempt: int, count: int) -> list[int]:
-        """Return the indices of training prompts that replace `count` prompts of a step.
-
-        Each attempt of each step draws anew, and no prompt twice before all have come. It may draw one of the step.
-        """
-        rng, total = random.Random(f"replacements:{self.seed}:{step}:{attempt}"), len(self.train)
-        rounds, rest = divmod(count, total)
-        return [index for size in (*[total] * rounds, rest) for index in rng.sample(range(total), size)]
 
 
 def prompt_order(total: int, step: int, per_step: int, seed: int) -> list[int]:
