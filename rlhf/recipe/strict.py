@@ -71,7 +71,7 @@ def _in_words(kind: type[Section], problem: Mapping[str, Any], key: str, parts: 
 def _nearest(kind: type[Section], parts: list[str], prefix: str) -> str:
     """Name the keys that were probably meant, or the page that lists all: alike in the section, else of that name."""
     keys = dotted_keys(kind)
-    *section, name = parts
+    *section, name = parts or [""]
     name = COMMON_NAMES.get(name, name.lower())
     names = [key.split(".")[-1] for key in keys if key.split(".")[:-1] == section]
     alike = get_close_matches(name, names, cutoff=0.7) or [other for other in names if other.startswith(name)]
