@@ -84,7 +84,10 @@ class Parents:
         settings = self._same_settings()
         known = len(settings) <= MOST_WORDS
         command = f"`{shlex.join([*words, *settings])}`" if known else f"`{shlex.join(words)}` with the same settings"
-        return ParentMissing(f"{stage} {state} ({path}): first {command}")
+        default = Path("runs", *path.parts[-3:])
+        there = default != path and (default / SUMMARY).exists()
+        hint = "; there is one in runs, which --reuse names" if there else ""
+        return ParentMissing(f"{stage} {state} ({path}{hint}): first {command}")
 
     def _same_settings(self) -> list[str]:
         """Return the words of a command that name this run and its settings: the run itself, where it has them."""
