@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.models.lean import fused_linear, packed, trunk
+from rlhf.models.lean import packed, trunk
 from rlhf.rollout import library_decoding
 
 
@@ -18,7 +18,6 @@ def decode_as_a_card(patch: pytest.MonkeyPatch) -> None:
     """Let the lean trunk sample on a CPU as on a card, also in float32: own tokens, fused kernels, weights apart."""
     join_rows(patch)
     patch.setattr(packed, "flash_attention", lambda *args, **options: (one_kernel(*args, **options),))
-    patch.setitem(fused_linear.FUSED_BY_DEVICE, "cpu", True)
     patch.setitem(library_decoding.FEW_KERNELS_BY_DEVICE, "cpu", True)
     patch.setitem(trunk.ONEDNN_BY_DEVICE, "cpu", False)
 

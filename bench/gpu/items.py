@@ -419,7 +419,7 @@ def shared_base(one: Measurement) -> tuple[SharedBase, DialogueTokenizer]:
     folder = run.path / "adapter"
     folder.mkdir(parents=True)
     model = new_adapter(base, loaded.recipe.lora)
-    save_adapter(model, run.base, folder)
+    save_adapter(model, run.base.model.revision, folder)
     lean = loaded.recipe.hardware.trunk == "lean"
     shared = SharedBase(model.unload(), dict.fromkeys(ROLES, run.path), trainable=("policy", "value"), lean=lean)
     shared.roles.activate("policy")

@@ -130,7 +130,8 @@ def new(
         for stage, predicted in created.fit.stages.items()
     ]
     title = f"{created.loaded.name} {created.loaded.version}: predicted, of {chosen.memory_gb:g} GB"
-    rows_table(title, ("stage", "peak, GB", "needs, GB", "minutes"), rows)
+    if rows:
+        rows_table(title, ("stage", "peak, GB", "needs, GB", "minutes"), rows)
     for note in created.notes:
         screen.OUT.print(note, soft_wrap=True)
     recipe = f"--recipe {shlex.quote(str(created.folder))}"

@@ -15,11 +15,9 @@ from transformers import PreTrainedModel
 from rlhf.errors import UserError
 from rlhf.models import weights as stored
 from rlhf.models.folders import share_weights
-from rlhf.models.loading import base_name
 from rlhf.models.precision import Model, computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
 from rlhf.process import distributed
-from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.schema_model import Lora
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 
@@ -123,19 +121,19 @@ def without_input_casts(model: ModelT) -> ModelT:
 
 def save_adapter(
     model: PeftModel,
-    spec: BaseSpec,
+    revision: str | None,
     folder: Path,
     adapter: str = "default",
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on its base, `spec`.
+    """Write one adapter in peft's layout, directly into `folder`, so that plain peft loads it on its base.
 
-    Of several processes one writes. `weights`: the model's weights by name, if the model itself does not hold them
-    whole.
+    `revision`: the base's commit on the hub. Of several processes one writes. `weights`: the model's weights by name,
+    if the model itself does not hold them whole.
     """
     if distributed.rank():
         return
-    base, revision = base_name(spec), spec.model.revision
+    base = model.get_base_model().name_or_path or "random weights"
     weights = weights or dict(model.named_parameters())  # state_dict() of a divided base waits for all ranks
     state = get_peft_model_state_dict(model, state_dict=weights, adapter_name=adapter)
     model.peft_config[adapter].save_pretrained(str(folder))

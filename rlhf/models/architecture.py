@@ -75,14 +75,30 @@ def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
 
 
 def parameter_count(architecture: Architecture, **changes: Any) -> int:
-    """Return the number of weights of a model; `changes` are further keys of its configuration.
+    """Return the number of weights of a model; `changes` are further keys of its configuration."""
+    return count_of(config_of(architecture, **changes))
 
-    Raises UserError for a model that is not supported.
-    """
-    config = config_of(architecture, **changes)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+
+def count_of(config: PreTrainedConfig) -> int:
+    """Return the number of weights of a model. Raises UserError where it is no causal language model."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        raise UserError(f"config.json: {config.model_type} is no causal language model: {message_of(error)}") from None
     return sum(weight.numel() for weight in model.parameters())
+
+
+def text_config(config: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return the configuration of the language model of a config.json. Raises UserError where it cannot be read."""
+    if config.get("model_type") not in CONFIG_MAPPING:
+        raise UserError(f"config.json: transformers knows no model_type {config.get('model_type')}")
+    content = {key: value for key, value in config.items() if key != "quantization_config"}
+    try:
+        text: PreTrainedConfig = AutoConfig.for_model(**content).get_text_config(decoder=True)
+    except Exception as error:
+        raise UserError(f"config.json: {message_of(error)}") from error
+    return text
 
 
 def architecture_of(config: Mapping[str, Any]) -> JsonObject:
@@ -91,14 +107,8 @@ def architecture_of(config: Mapping[str, Any]) -> JsonObject:
     It has the keys that every architecture needs, and those others whose value is not the default of transformers'
     class for the type. Raises UserError for a configuration that cannot be read or is not supported.
     """
-    kind = str(config.get("model_type"))
-    if kind not in CONFIG_MAPPING:
-        raise UserError(f"config.json: transformers knows no model_type {kind}")
-    content = {key: value for key, value in config.items() if key != "quantization_config"}
-    try:
-        actual = AutoConfig.for_model(**content)
-    except Exception as error:
-        raise UserError(f"config.json: {message_of(error)}") from error
+    actual = text_config(config)
+    kind = actual.model_type
     required = {key: getattr(actual, key, None) for key in Architecture.required_keys() if key != "model_type"}
     required["num_key_value_heads"] = required["num_key_value_heads"] or required["num_attention_heads"]
     known = _keys_of(kind)

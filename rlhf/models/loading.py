@@ -22,8 +22,8 @@ from transformers import (
 from rlhf.data import hub, tokenize
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
-from rlhf.files import JsonObject
-from rlhf.models import folders, gguf, records
+from rlhf.files import JsonObject, read_json
+from rlhf.models import folders, gguf
 from rlhf.models import weights as stored
 from rlhf.models.architecture import config_of, shape_differences
 from rlhf.models.classifier import add_classifier
@@ -38,7 +38,6 @@ from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.names import is_gguf
 from rlhf.recipe.schema_model import Architecture, Model, Tokenizer
 from rlhf.recipe.stages import PRETRAIN
-from rlhf.run import reader
 from rlhf.run.layout import ADAPTER_CONFIG
 from rlhf.run.packages import install_command, require
 from rlhf.run.reader import reading
@@ -60,15 +59,16 @@ def load_tokenizer(spec: BaseSpec) -> DialogueTokenizer:
         name = str(spec.pretrained)
     elif settings.source == "package":
         name = base_name(spec)
-    base: records.ModelConfig | None = None
-    if spec.model.source in (PRETRAIN, "local", "package"):  # the tokenizer's class reads it too
-        base = reader.read(Path(base_name(spec)) / "config.json", records.ModelConfig)
+    base: JsonObject | None = None
+    if spec.model.source in (PRETRAIN, "local", "package"):
+        base = read_json(Path(base_name(spec)) / "config.json")
     tokenizer = tokenize.load(name, settings, _loading("the tokenizer", name, settings))
     entries = max(tokenizer.hf.get_vocab().values(), default=-1) + 1  # ids may have gaps
-    vocabulary, holder = (architecture.vocab_size if architecture else None), "model.architecture.vocab_size is"
+    vocabulary: object = architecture.vocab_size if architecture else None
+    holder = "model.architecture.vocab_size is"
     if vocabulary is None:
-        vocabulary, holder = base.vocab_size if base else None, "the base model's vocab_size is"
-    if vocabulary and entries > vocabulary:
+        vocabulary, holder = base.get("vocab_size") if base else None, "the base model's vocab_size is"
+    if isinstance(vocabulary, int) and entries > vocabulary:
         raise UserError(f"the tokenizer {name} has {entries} entries, {holder} only {vocabulary}")
     return tokenizer
 

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
-from rlhf.models import records
 from rlhf.models.precision import Model
-from rlhf.run import reader
 from rlhf.run.layout import ADAPTER, ADAPTER_CONFIG, ADAPTER_FILE
 from rlhf.run.reader import reading
 
@@ -54,11 +52,14 @@ def adapter_weights(stage_dir: Path) -> dict[str, Tensor]:
 
 
 def adapter_config(folder: Path) -> LoraConfig:
-    """Return the configuration of a plain LoRA adapter. Raises UserError for any other kind."""
-    if reader.read(folder / ADAPTER_CONFIG, records.AdapterConfig) is None:
-        raise UserError(f"{folder / ADAPTER_CONFIG} is missing")
-    with reading(folder / ADAPTER_CONFIG):
-        config: LoraConfig = LoraConfig.from_pretrained(str(folder))
+    """Return the configuration of a LoRA adapter. Raises UserError for any other kind."""
+    file = folder / ADAPTER_CONFIG
+    if not file.is_file():
+        raise UserError(f"{file} is missing")
+    with reading(file):
+        config = PeftConfig.from_pretrained(str(folder))
+    if not isinstance(config, LoraConfig) or config.bias != "none" or config.use_dora:
+        raise UserError(f"{file}: peft_type, bias or use_dora is not that of a plain LoRA adapter, the only kind here")
     return config
 
 

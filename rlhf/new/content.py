@@ -100,7 +100,8 @@ def _origin(model: ModelFiles) -> JsonObject:
 def _model(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> JsonObject:
     file = {"files": [model.package.model_dump(mode="json")], "sha256": model.sha256} if model.package else {}
     dtype = "float32" if options.card.is_cpu else "bfloat16"
-    return {**_origin(model), **file, "dtype": dtype, "architecture": facts.architecture}
+    shape = {"architecture": facts.architecture} if facts.predicted else {}
+    return {**_origin(model), **file, "dtype": dtype, **shape}
 
 
 def data_section(options: NewOptions, chat: bool) -> JsonObject:

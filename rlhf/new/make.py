@@ -84,9 +84,12 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
         own = read_rows(_written(draft, content).recipe, options.trained)
         content = _sized(options, content, own, context_length(facts.architecture))
         loaded = _written(draft, content)
-        fitted = _fitted(options, predictor, loaded, say)
+        fitted = _fitted(options, predictor, loaded, say) if facts.predicted else _small(options)
         loaded = _written(draft, content := _changed(content, fitted.changes))
         minutes, notes = _minutes(options, loaded, fitted, own), tuple[str, ...]()
+        if not facts.predicted:
+            kind = facts.architecture["model_type"]
+            notes = (f"memory and time of {kind} models are not predicted (docs/own-model.md): settings need little",)
         if options.minutes is not None and minutes:
             content, notes = _within(options.minutes, content, minutes, own)
             loaded = _written(draft, content)
@@ -180,8 +183,20 @@ def _fitted(options: NewOptions, predictor: Predictor, loaded: PinnedRecipe, say
     return found
 
 
+def _small(options: NewOptions) -> Fit:
+    """Return settings that need little, for a type of model whose memory is not predicted."""
+    changes: Changes = {"evaluate.batch_size": 8}
+    for stage in options.trained:
+        changes[f"{stage}.per_device_train_batch_size"] = 2
+        if stage not in ONLINE:
+            changes[f"{stage}.gradient_accumulation_steps"] = 8
+    return Fit(changes, {}, ())
+
+
 def _minutes(options: NewOptions, loaded: PinnedRecipe, fitted: Fit, own: OwnRows | None) -> dict[StageName, float]:
     """Return the projected minutes of the stages whose time is known; on a CPU they are asked for with --minutes."""
+    if not fitted.stages:
+        return {}
     if options.card.is_cpu:
         if options.minutes is None:
             return {}

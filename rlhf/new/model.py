@@ -10,6 +10,7 @@ from rlhf.data import hub
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.files import read_json
 from rlhf.models.fetch import SMALL_FILES
+from rlhf.recipe.model_types import TESTED
 from rlhf.recipe.names import is_commit, is_gguf
 from rlhf.recipe.schema_model import Architecture, PackageFile, Tokenizer
 
@@ -38,10 +39,15 @@ class ModelFiles(NamedTuple):
 class ModelFacts(NamedTuple):
     """What a recipe needs to know about a model."""
 
-    architecture: dict[str, Any]  # the recipe's section
+    architecture: dict[str, Any]  # the recipe's section; of a type without predictions its whole configuration
     parameters: int
     tokenizer_settings: dict[str, Any]  # keys of the recipe's section: template, and what the tokenizer needs beside it
     tokenizer: "DialogueTokenizer"
+
+    @property
+    def predicted(self) -> bool:
+        """Return whether memory is predicted for its type."""
+        return self.architecture["model_type"] in TESTED
 
 
 def check_name(model: str, revision: str | None) -> None:
@@ -132,7 +138,7 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
 
     `template`: the one to use; None chooses `chat` for a model that ends its turns as its chat template does.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     from rlhf.data import tokenize
     from rlhf.models import architecture, folders, loading
@@ -143,8 +149,13 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
         raise UserError(f"{model.name}/{CONFIG} cannot be read")
     folders.check_full(config, model.name)
     try:
-        section = architecture.architecture_of(config)
-        count = architecture.parameter_count(Architecture.model_validate(section), pad_token_id=None)
+        if config.get("model_type") in TESTED:
+            section = architecture.architecture_of(config)
+            count = architecture.parameter_count(Architecture.model_validate(section), pad_token_id=None)
+        else:  # transformers runs it in its own way: nothing is predicted from its shape
+            with reading(model.folder):
+                text = AutoConfig.from_pretrained(model.folder).get_text_config(decoder=True)
+            section, count = text.to_dict(), architecture.count_of(text)
     except UserError as error:
         raise UserError(f"{model.name}: {error}") from None
     if any(model.folder.glob("*.safetensors")):  # not of the hub, from where weights come later

@@ -74,7 +74,7 @@ def _fit(
         sft_weight=options.sft_weight,
     )
     weights = train(trainer, run, telemetry, pairs.lengths(), pairs=True)
-    save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
+    save_adapter(model, run.base.model.revision, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
 
 

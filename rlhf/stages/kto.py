@@ -120,7 +120,7 @@ def _fit(
     )
     lengths = [len(row["prompt_ids"]) + len(row["completion_ids"]) for row in training]
     weights = train(trainer, run, telemetry, lengths)
-    save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
+    save_adapter(model, run.base.model.revision, run.path / ADAPTER, weights=weights)
     distributed.barrier()  # every rank reads the adapter
 
 

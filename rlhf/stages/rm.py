@@ -69,7 +69,7 @@ def _fit(
 
     trainer = _new_trainer(run, model, tokenizer, pairs)
     weights = train(trainer, run, telemetry, pairs.lengths())
-    save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
+    save_adapter(model, run.base.model.revision, run.path / ADAPTER, weights=weights)
 
     with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out pairs"):
         return _scores(model, tokenizer, pairs.heldout, options)

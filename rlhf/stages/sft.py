@@ -67,15 +67,14 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     perplexity_before, answers_before = measure()
     trainer = _Trainer(
         model=model,
-        # routers are frozen: a loss that balances experts would bend what adapters learn
-        args=arguments(SFTConfig, run, options, max_length=None, router_aux_loss_coef=0.0),
+        args=arguments(SFTConfig, run, options, max_length=None),
         train_dataset=rows_to_dataset([_row(row) for row in rows.training]),
         eval_dataset=rows_to_dataset([_row(imitated(row)) for row in rows.validation]) if rows.validation else None,
         processing_class=tokenizer.hf,
         perplexity=lambda: perplexity_of(scored_texts(rows.validation)),
     )
     weights = train(trainer, run, telemetry, [len(row.ids) for row in rows.training])
-    save_adapter(model, run.base, run.path / ADAPTER, weights=weights)
+    save_adapter(model, run.base.model.revision, run.path / ADAPTER, weights=weights)
     perplexity_after, answers_after = measure()
 
     answers = {"base": PolicySamples.unjudged(answers_before), "sft": PolicySamples.unjudged(answers_after)}

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._decomp import decomposition_table
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import (
     GemmaConfig,
@@ -31,7 +30,6 @@ from tests.helpers import not_none
 from tests.trunk_models import ALL, KINDS, distance, trunk_model
 
 IDS = torch.randint(64, (3, 9), generator=torch.Generator().manual_seed(1))
-FUSED_BACKWARD = torch.ops.aten._fused_rms_norm_backward.default
 AT = torch.tensor([[2, 3, 4, 5], [0, 1, 2, 2], [5, 6, 7, 8]])  # the places of responses differ
 
 
@@ -72,16 +70,12 @@ def test_values_and_gradients_are_those_of_peft_but_for_the_order_of_sums(kind, 
     assert distance(roles[0], roles[1]) > 0.05 < distance(roles[0], roles[2]), "roles must differ for this test"
 
 
-@pytest.mark.parametrize("rotary_of", [fused_linear.Rotary, fused_linear.FusedRotary])
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize(
     ("before", "heads_normed"), [("nothing", False), ("norm", False), ("gate", False), ("norm", True)]
 )
-def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(
-    before, heads_normed, merged, rotary_of, monkeypatch
-):
+def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(before, heads_normed, merged):
     """In float64, against differences. Two layers, one of them without an adapter; biases; rotary; a residual."""
-    monkeypatch.setitem(fused_linear.FUSED_BY_DEVICE, "cpu", rotary_of is fused_linear.FusedRotary)  # gradients of B
     torch.manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -96,7 +90,7 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(
     a, b = random(3, width).requires_grad_(), random(2 * size, 3).requires_grad_()
     angles = random(1, 5, size // 2)
     tables = torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
-    rotary = rotary_of(*tables, heads)
+    rotary = fused_linear.Rotary(*tables, heads)
     head_norm = fused_linear.Norm(random(heads, size), 1e-3)
     after = fused_linear.HeadNorm(head_norm, rotary) if heads_normed else rotary
     input_ops = {"nothing": fused_linear.InputOp(), "norm": fused_linear.Norm(random(width), 1e-3)}
@@ -224,31 +218,6 @@ def test_adapters_of_different_scalings_are_refused():
         fused_linear.LowRank.of(parts, torch.float32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_norm_of_a_card_is_that_of_a_cpu(dtype, monkeypatch):
-    """Torch's kernels for CUDA, in the steps by which torch itself defines them."""
-    monkeypatch.setattr(fused_linear, "fused_rms_norm_backward", decomposition_table[FUSED_BACKWARD])
-    torch.manual_seed(0)
-    x, dz, weight = (torch.randn(shape).to(dtype) for shape in ((5, 48), (5, 48), (48,)))
-    plain, fused = (kind(weight, 1e-3) for kind in (fused_linear.Norm, fused_linear.FusedNorm))
-    (z, scale), (fused_z, fused_scale) = plain.forward(x), fused.forward(x)
-    assert fused_z.dtype == dtype and fused_scale.dtype == torch.float32 and fused_scale.shape == scale.shape
-    bound = 1e-6 if dtype == torch.float32 else 2e-3
-    assert distance(fused_z, z) < bound and distance(fused_scale, scale) < 1e-6
-    dx = fused.backward(dz, x, fused_scale)
-    assert dx.dtype == dtype and distance(dx, plain.backward(dz, x, scale)) < bound
-
-
-def test_the_rotary_embedding_of_a_card_is_that_of_a_cpu():
-    torch.manual_seed(0)
-    angles, y = torch.randn(1, 5, 8), torch.randn(2, 5, 64)
-    tables = torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
-    plain, fused = (kind(*tables, 3) for kind in (fused_linear.Rotary, fused_linear.FusedRotary))
-    for back in (False, True):
-        assert distance(turned := plain.rotate_(y.clone(), back), y) > 0.1
-        assert distance(fused.rotate_(y.clone(), back), turned) < 1e-7
-
-
 def test_fewer_numbers_are_kept_for_the_backward_pass():
     """Even with the merged weights, for 16 rows: peft keeps the inputs and results of norms, and silu(gate) * up."""
     peft = trunk_model()
@@ -309,9 +278,9 @@ def test_a_prompt_with_several_responses_is_computed_once(longest):
     inputs: list[int] = []
     forward = fused_linear.LinearGroup.forward
 
-    def noting(self: Any, z: Tensor, onto: Tensor | None = None) -> Tensor:
+    def noting(self: Any, z: Tensor) -> Tensor:
         inputs.append(len(z))
-        return forward(self, z, onto)
+        return forward(self, z)
 
     results = []
     for rows in (rollout, together):

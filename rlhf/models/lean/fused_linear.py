@@ -18,9 +18,8 @@ memory that oneDNN needs for each shape (rlhf/models/matmul.py). There each weig
 block of `LeanTrunk.merging`, for y and dz; the copies need the memory of the weights that have adapters. Otherwise the
 products stay apart, because a sum rounded to bfloat16 would lose small changes of B A.
 
-On a card a micro-batch may take less time than the host needs to launch its kernels. So adapters are cast and stacked
-once in a block (`LowRank`), s is part of a product, and gradients leave a product in the type of the weights. Norms and
-rotary embeddings have fewer kernels there, with other roundings; on a CPU they keep those of the released recipes.
+Adapters are cast and stacked once in a block (`LowRank`), s is part of a product, and gradients leave a product in the
+type of the weights.
 """
 
 from collections.abc import Sequence
@@ -35,11 +34,6 @@ from torch.autograd.function import once_differentiable
 from rlhf.models.matmul import matmul, matmul_to, scaled_matmul
 from rlhf.models.nf4 import unpacked
 from rlhf.objectives.masked import at_least_float32
-
-FUSED_BY_DEVICE = {"cpu": False, "cuda": True}  # fewer kernels, with other roundings
-# Torch's kernels of RMSNorm for CUDA. On a CPU the first is made of plain steps, and the second fails.
-fused_rms_norm = torch.ops.aten._fused_rms_norm.default
-fused_rms_norm_backward = torch.ops.aten._fused_rms_norm_backward.default
 
 
 class AdaptedLinear(NamedTuple):
@@ -167,20 +161,6 @@ class Norm(InputOp):
         return weighted.addcmul_(wide, mean.mul_(saved).mul_(saved), value=-1).mul_(saved).to(x.dtype)
 
 
-class FusedNorm(Norm):
-    """The same in one kernel for each direction, rounded once too."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Norm.forward`."""
-        z, scale = fused_rms_norm(x, [x.shape[-1]], self.weight, self.eps)
-        return z, scale
-
-    def backward(self, dz: Tensor, x: Tensor, saved: Tensor) -> Tensor:
-        """As `Norm.backward`."""
-        dx: Tensor = fused_rms_norm_backward(dz, x, [x.shape[-1]], saved, self.weight, [True, False])[0]
-        return dx
-
-
 class SwiGLU(InputOp):
     """SwiGLU (arXiv 2002.05202): z = silu(g) * u of x = [g, u]."""
 
@@ -231,18 +211,6 @@ class Rotary(NamedTuple):
         return y
 
 
-class FusedRotary(Rotary):
-    """The same in three kernels; the second half of a head is rounded once less, where `addcmul` does not round."""
-
-    def rotate_(self, y: Tensor, back: bool = False) -> Tensor:
-        """As `Rotary.rotate_`."""
-        cos, sin = self.cos.unsqueeze(2), self.sin.unsqueeze(2)
-        heads = heads_of(y, cos.shape[-1])[:, :, : self.heads]
-        partners = torch.cat(heads.chunk(2, -1)[::-1], -1)
-        heads.mul_(cos).addcmul_(partners, sin, value=-1 if back else 1)
-        return y
-
-
 class HeadNorm(NamedTuple):
     """RMSNorm of each of the rotary's heads by itself, with weights (heads, D), and then the rotary embedding."""
 
@@ -269,26 +237,7 @@ class HeadNorm(NamedTuple):
         return heads_of(y, self.rotary.cos.shape[-1])[:, :, : self.rotary.heads]
 
 
-class FusedHeadNorms(NamedTuple):
-    """What `HeadNorm` does, without a gradient: one kernel for the norm of queries, and one for that of keys."""
-
-    norms: Sequence[tuple[FusedNorm, int]]  # one after the other, with the number of its heads
-    rotary: Rotary
-
-    def forward(self, y: Tensor) -> tuple[Tensor, ...]:
-        """Change y (B, T, out) in place."""
-        heads = heads_of(y, self.rotary.cos.shape[-1])[:, :, : self.rotary.heads]
-        for (norm, _), own in zip(self.norms, heads.split([count for _, count in self.norms], 2), strict=True):
-            own.copy_(norm.forward(own)[0])
-        self.rotary.rotate_(y)
-        return ()
-
-    def backward(self, dy: Tensor, *saved: Tensor) -> Tensor:
-        """There is none."""
-        raise NotImplementedError
-
-
-OutputOp = Rotary | HeadNorm | FusedHeadNorms
+OutputOp = Rotary | HeadNorm
 
 
 def heads_of(x: Tensor, head_dim: int) -> Tensor:
@@ -310,17 +259,13 @@ class LinearGroup(NamedTuple):
         """Return the number of outputs of each layer."""
         return [part.layer.out_features for part in self.parts]
 
-    def forward(self, z: Tensor, onto: Tensor | None = None) -> Tensor:
-        """Return y (N, sum of out) for z (N, in); with `onto`, of y's shape, that plus y, in its memory."""
-        if self.merged is not None:
-            y = matmul(z, self.merged.t()) if onto is None else onto.addmm_(z, self.merged.t())
-        else:
-            y = z.new_empty(len(z), sum(self.sizes)) if onto is None else onto
+    def forward(self, z: Tensor) -> Tensor:
+        """Return y (N, sum of out) for z (N, in)."""
+        y = matmul(z, self.merged.t()) if self.merged is not None else z.new_empty(len(z), sum(self.sizes))
         columns = y.split(self.sizes, 1)
         if self.merged is None:
             for part, own in zip(self.parts, columns, strict=True):
-                weight = part.weight(z.dtype).t()
-                matmul(z, weight, out=own) if onto is None else own.addmm_(z, weight)
+                matmul(z, part.weight(z.dtype).t(), out=own)
             if adapters := self._adapters(z.dtype):
                 for own, low, up in zip(self._adapted(columns), adapters.project(z), adapters.ups, strict=True):
                     own.addmm_(low.t(), up.t())
@@ -330,14 +275,13 @@ class LinearGroup(NamedTuple):
         return y
 
     def in_place(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Return what `FusedLinear` does, without a gradient; on a card a product is added to `residual` in place."""
+        """Return what `FusedLinear` does, without a gradient."""
         z, _ = self.before.forward(x.reshape(-1, x.shape[-1]))
-        added = residual is not None and FUSED_BY_DEVICE[x.device.type]
-        y = self.forward(z, residual.view(len(z), -1) if residual is not None and added else None)
+        y = self.forward(z)
         y = y.view(*x.shape[:-1], y.shape[-1])
         if self.after:
             self.after.forward(y)
-        return y if residual is None or added else y.add_(residual)
+        return y if residual is None else y.add_(residual)
 
     def backward(
         self, dy: Tensor, z: Tensor, needs_input: bool, needs_adapters: bool
@@ -361,13 +305,8 @@ class LinearGroup(NamedTuple):
         gradients: list[Tensor] = []
         if needs_adapters:
             to_a = matmul_to(adapters.stored, low_gradients, z).split(adapters.ranks)
-            # Autograd keeps a gradient that lies in memory as B does, and copies any other. On a CPU the product with
-            # few rows is faster, copy included.
-            as_stored = FUSED_BY_DEVICE[z.device.type]
             for da, low, own in zip(to_a, adapters.project(z), adapted, strict=True):
-                to_b = (own.t(), low.t()) if as_stored else (low, own)
-                db = matmul_to(adapters.stored, *to_b)
-                gradients += [da, db if as_stored else db.t()]
+                gradients += [da, matmul_to(adapters.stored, low, own).t()]
         return dz, gradients
 
     def _adapters(self, dtype: torch.dtype) -> LowRank | None:

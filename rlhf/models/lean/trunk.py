@@ -20,12 +20,8 @@ from transformers import PreTrainedModel
 
 from rlhf.data.batch import Places, Rollout
 from rlhf.models.lean.fused_linear import (
-    FUSED_BY_DEVICE,
     AdaptedLinear,
-    FusedHeadNorms,
     FusedLinear,
-    FusedNorm,
-    FusedRotary,
     HeadNorm,
     InputOp,
     LinearGroup,
@@ -217,12 +213,11 @@ class LeanTrunk:
         layer: Any = self.decoder.layers[number]
         attention = layer.self_attn
         all_qkv, o, both_gates, down = _groups_of(layer)
-        norm_of = FusedNorm if FUSED_BY_DEVICE[x.device.type] else Norm
-        norm = norm_of(layer.input_layernorm.weight, self.eps)
+        norm = Norm(layer.input_layernorm.weight, self.eps)
         head_dim, (cos, sin) = attention.head_dim, layout.rotary
         query_heads, kv_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
         linear = partial(self._linear, role, layout.in_place)
-        output_op = partial(self._output_op, attention, layout.in_place)
+        output_op = partial(self._output_op, attention)
         if last and layout.selects:
             after = output_op(cos, sin, 0, kv_heads)
             kv = heads_of(linear(x, all_qkv[1:], norm, after), head_dim)
@@ -238,19 +233,16 @@ class LeanTrunk:
             q, k, v = qkv.split([query_heads, kv_heads, kv_heads], 2)
         mixed = layout.attend(number, q, k, v, last and layout.selects)
         x = linear(mixed.flatten(2), o, residual=x)
-        norm = norm_of(layer.post_attention_layernorm.weight, self.eps)
+        norm = Norm(layer.post_attention_layernorm.weight, self.eps)
         gate_up = linear(x, both_gates, norm)
         return linear(gate_up, down, SwiGLU(), residual=x)
 
-    def _output_op(self, attention: Any, in_place: bool, cos: Tensor, sin: Tensor, queries: int, keys: int) -> OutputOp:
+    def _output_op(self, attention: Any, cos: Tensor, sin: Tensor, queries: int, keys: int) -> OutputOp:
         """Return the step after the product that gives `queries` heads of queries and `keys` heads of keys."""
-        fused = FUSED_BY_DEVICE[cos.device.type]
-        rotary = (FusedRotary if fused else Rotary)(cos, sin, queries + keys)
+        rotary = Rotary(cos, sin, queries + keys)
         if not hasattr(attention, "q_norm"):
             return rotary
         weights = [(attention.q_norm.weight, queries), (attention.k_norm.weight, keys)]
-        if fused and in_place:
-            return FusedHeadNorms([(FusedNorm(weight, self.eps), n) for weight, n in weights if n], rotary)
         return HeadNorm(Norm(torch.cat([weight.expand(n, -1) for weight, n in weights]), self.eps), rotary)
 
     def _linear(

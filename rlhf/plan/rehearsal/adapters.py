@@ -24,7 +24,7 @@ def write_adapters(run: StageRun, stages: Iterable[StageName]) -> None:
     model = new_adapter(load_base(run.base, META), run.loaded.recipe.lora)
     for stage in stages:
         folder = run.run_directory / stage / ADAPTER
-        save_adapter(model, run.base, folder)
+        save_adapter(model, run.base.model.revision, folder)
         if stage in REWARD_MODELS:
             file = folder / ADAPTER_FILE
             head = torch.zeros(1, model.config.hidden_size)

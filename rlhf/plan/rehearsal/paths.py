@@ -15,7 +15,7 @@ from torch.utils import checkpoint
 from peakmem import events
 from peakmem.patches.replacing import Replaced
 from rlhf.models import matmul, random_base
-from rlhf.models.lean import fused_linear, layouts, packed, trunk
+from rlhf.models.lean import layouts, packed, trunk
 from rlhf.models.lean.growing import JoinedPrompts
 from rlhf.plan.phases import PHASES_OF_A_STEP, REHEARSED_STEPS
 from rlhf.plan.rehearsal import passes
@@ -43,7 +43,6 @@ def patches(stand_in: CountingStandIn) -> Iterator[passes.Patch]:
         library_decoding.WINDOW_BY_DEVICE,
         library_decoding.FEW_KERNELS_BY_DEVICE,
         trunk.ONEDNN_BY_DEVICE,
-        fused_linear.FUSED_BY_DEVICE,
         matmul.FLOAT32_OF_HALVES_BY_DEVICE,
         layouts.COPIES_HEADS_BY_DEVICE,
         layouts.WIDE_ATTENTION_BY_DEVICE,
@@ -59,11 +58,9 @@ def patches(stand_in: CountingStandIn) -> Iterator[passes.Patch]:
     yield patch(TrunkDecoding, "__init__", _labelled_growth(stand_in))
     yield patch(Bar, "update", _last_step_alone(stand_in))
     yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
-    if stand_in.stands_for == "cuda":
-        yield patch(fused_linear, "fused_rms_norm", _rms_norm_and_scale)  # one kernel, as for F.rms_norm
-        if decoding.CAPTURES_BY_DEVICE["cuda"]:
-            yield patch(Decoding, "advance", _captured(stand_in))
-            yield patch(Decoding, "deliver", _without_graph(stand_in))
+    if stand_in.stands_for == "cuda" and decoding.CAPTURES_BY_DEVICE["cuda"]:
+        yield patch(Decoding, "advance", _captured(stand_in))
+        yield patch(Decoding, "deliver", _without_graph(stand_in))
 
 
 def _last_step_alone(stand_in: CountingStandIn) -> Callable[..., None]:
@@ -78,10 +75,6 @@ def _last_step_alone(stand_in: CountingStandIn) -> Callable[..., None]:
         original(self, done, *more, **options)
 
     return update
-
-
-def _rms_norm_and_scale(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return x * weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
 def _labelled_cache(stand_in: CountingStandIn) -> Callable[..., None]:

@@ -192,7 +192,7 @@ class Session:
         if self.client is not None:
             folder = self.run.path / "sampling.tmp"  # a name that a restart deletes, after a run that was killed
             try:
-                save_adapter(shared.peft, self.run.base, folder, adapter="policy")
+                save_adapter(shared.peft, self.run.base.model.revision, folder, adapter="policy")
                 with self.client.adapter(folder):
                     rollout = self.client.sample(prompts, tokenizer, sampling, self.device)
             finally:
@@ -282,7 +282,7 @@ class Session:
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
         best = self._choose_policy(state)
-        save_adapter(self.shared.peft, run.base, run.path / ADAPTER, adapter="policy")
+        save_adapter(self.shared.peft, run.base.model.revision, run.path / ADAPTER, adapter="policy")
         test, before, after = self.prompts.test, self._reference_samples, self._policy_samples
         if self.prompts.has_validation:
             before, after = self.evaluate("reference", test), self.evaluate("policy", test)

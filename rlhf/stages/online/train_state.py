@@ -209,7 +209,7 @@ class TrainState:
             "random": random_state(),
         }
         torch.save(state, folder / "state.pt")
-        save_adapter(self.shared.peft, base, folder / ADAPTER, adapter="policy")
+        save_adapter(self.shared.peft, base.model.revision, folder / ADAPTER, adapter="policy")
 
     def restore(self, saved: SavedState, file: Path) -> None:
         """Continue from the state that `read_state` read from `file`. Raises UserError where it does not fit."""

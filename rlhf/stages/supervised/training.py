@@ -75,6 +75,8 @@ def arguments(kind: type[ArgumentsT], run: StageRun, options: Optimization, **ov
     )
     # One process uses one card. With more visible, Trainer would spread each batch over all, and TRL refuses that.
     args._n_gpu = min(args.n_gpu, 1)
+    if hasattr(args, "router_aux_loss_coef"):
+        args.router_aux_loss_coef = 0.0  # routers are frozen: a loss that balances experts would bend adapters
     return args
 
 
