@@ -1,14 +1,19 @@
 """Checks of folders with a base model, made before anything is built from them."""
 
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import safe_open
+
 from rlhf.errors import UserError
 from rlhf.files import read_json
+from rlhf.run.reader import reading
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+SIZES = ("vocab_size", "num_hidden_layers"), ("hidden_size",)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -18,7 +23,12 @@ def check(folder: Path) -> None:
     if config is None:
         raise UserError(f"{folder}/config.json is missing or no JSON")
     check_full(config, str(folder))
-    _check_files(folder)
+    held = sum(_held(file) for file in _check_files(folder))
+    inner = config.get("text_config")
+    text = {**config, **(inner if isinstance(inner, dict) else {})}
+    rows, width = ([size for key in keys if type(size := text.get(key)) is int] for keys in SIZES)
+    if sum(rows) * max(width, default=0) > held:  # at least an embedding, and a norm of each layer
+        raise UserError(f"{folder}/config.json describes more weights than the {held:,} that the files hold")
 
 
 def share_weights(config: Path) -> None:
@@ -47,8 +57,11 @@ def check_full(config: Mapping[str, object], name: str) -> None:
             )
 
 
-def _check_files(folder: Path) -> None:
-    """Raise UserError for pickled or missing weights, and for those of another save, which would be read by chance."""
+def _check_files(folder: Path) -> list[Path]:
+    """Return the files of the weights.
+
+    Raises UserError for pickled or missing ones, and for those of another save, which would be read by chance.
+    """
     index = read_json(folder / INDEX)
     parts = index.get("weight_map") if index else {"": WEIGHTS}
     if not isinstance(parts, dict):
@@ -60,3 +73,10 @@ def _check_files(folder: Path) -> None:
         raise UserError(f"{missing[0]} is missing{why}")
     if index and (folder / WEIGHTS).is_file() and folder / WEIGHTS not in files:
         raise UserError(f"{folder / WEIGHTS} belongs to other weights than {INDEX}: keep the files of one save")
+    return sorted(files)
+
+
+def _held(file: Path) -> int:
+    """Return the number of elements in all tensors of a safetensors file, from its header."""
+    with reading(file), safe_open(file, framework="pt") as handle:
+        return sum(math.prod(handle.get_slice(key).get_shape()) for key in handle.keys())  # noqa: SIM118
