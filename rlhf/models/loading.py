@@ -225,6 +225,8 @@ def _from_pretrained(
         )
     base: PreTrainedModel
     base, report = loaded
+    if config is not whole:
+        vars(base).pop("_weight_conversions", None)  # it is saved as the language model that it is now
     causal = kind is AutoModelForCausalLM
     # A new scalar head has no source, and that of the language model then no place. Nor have towers for images.
     stored.check_report(report, name, () if causal else (SCORE,), placed=causal and config is whole)
