@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from rlhf.cli.chat import talk
+from rlhf.data.transcripts import parse_hh
 from rlhf.rollout import speaker as chat
 from rlhf.terminal import harmless
 from tests.helpers import rlhf, small
@@ -21,7 +22,11 @@ def run(chain):
 def test_the_answers_are_those_of_the_evaluation(run, monkeypatch, capsys, tmp_path):
     rows = read_intact_lines(run / "evaluate/samples.jsonl")
     file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in rows))
+    prompts = [
+        [{"role": turn.role, "content": turn.content} for turn in parse_hh(row["prompt"]) if turn.content.strip()]
+        for row in rows
+    ]
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     options = ("--to", tmp_path / "answers.jsonl", "--page", tmp_path / "page.html")
     code, _, err = rlhf(monkeypatch, capsys, "sample", run, "--prompts", file, *options)
     assert code == 0, err
