@@ -39,7 +39,8 @@ def test_every_stage_runs(trained, tmp_path, kind):
         rows = read_intact_lines(folder / stage / "metrics.jsonl")
         assert all(math.isfinite(value) for row in rows for value in row.values()), stage
     for row in read_intact_lines(folder / "ppo" / "metrics.jsonl"):
-        assert row["rollout/logprob_diff_max"] < 1e-3, "it is trained on what it sampled"
+        # steps and passes of recurrent layers round apart, in these models of large random weights most of all
+        assert row["rollout/logprob_diff_max"] < 3e-3, "it is trained on what it sampled"
     first = read_intact_lines(folder / "dpo" / "metrics.jsonl")[0]["loss"]  # policy and reference begin equal
     assert abs(first - math.log(2)) < 0.01
     evaluated = {key.split("/")[0] for key in content_of(folder / "evaluate" / "summary.json")["metrics"]}
