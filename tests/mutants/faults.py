@@ -217,10 +217,10 @@ MUTANTS = (
         "tests/invariants/test_ppo.py::test_every_prompt_is_used_once_per_epoch_and_the_order_is_a_function_of_seed_and_step",
     ),
     Mutant(
-        "the order of rows after a resume is that of the first epoch",
+        "the order of rows is another one after a resume",
         "rlhf/stages",
         'rng = random.Random(f"{self.seed}:{self.epoch}")',
-        'rng = random.Random(f"{self.seed}:{self.epoch > 0 and random.random()}")',
+        'rng = random.Random(f"{self.seed}:{self.epoch}:{id(self)}")',
         "tests/e2e/test_later_epochs.py::test_resumed_inside_the_second_epoch",
     ),
     # -- data and plan -------------------------------------------------------------------------------------------------
