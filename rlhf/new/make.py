@@ -187,7 +187,7 @@ def _small(options: NewOptions) -> Fit:
     """Return settings that need little, for a type of model whose memory is not predicted."""
     changes: Changes = {"evaluate.batch_size": 8}
     for stage in options.trained:
-        changes[f"{stage}.per_device_train_batch_size"] = 2
+        changes |= {f"{stage}.per_device_train_batch_size": 2, f"{stage}.gradient_checkpointing": True}
         if stage not in ONLINE:
             changes[f"{stage}.gradient_accumulation_steps"] = 8
     return Fit(changes, {}, ())
