@@ -41,9 +41,11 @@ def seams() -> list[Seam]:
     from transformers.data.data_collator import DataCollatorMixin
 
     from rlhf.data import tokenize
+    from rlhf.evaluation import policies
     from rlhf.evaluation.references import Overlap
     from rlhf.models import weights
     from rlhf.rollout.library_decoding import LibraryDecoding
+    from rlhf.stages.online import session
     from rlhf.stages.online.train_state import TrainState
 
     return [
@@ -56,6 +58,8 @@ def seams() -> list[Seam]:
         Seam(TrainState, "_minibatches", _first, "further minibatches take no more memory"),
         Seam(DataCollatorMixin, "__call__", _with_one_shorter, "a shorter row needs a mask"),
         Seam(LibraryDecoding, "__init__", _with_shorter_prompt, "a shorter prompt needs a mask"),
+        Seam(session, "check_first", _left_out, "a shorter prompt is another than the one that is scored"),
+        Seam(policies, "check_first", _left_out, "a shorter prompt is another than the one that is scored"),
     ]
 
 
