@@ -36,6 +36,7 @@ def add_classifier(config: PreTrainedConfig) -> None:
     name = causal.__name__.replace("ForCausalLM", "ForSequenceClassification")
     # transformers reads the source of the class's module for what it supports
     kept = {"__module__": causal.__module__, "config_class": type(config), "forward": _scores_of_last_tokens}
+    kept["base_model_prefix"] = causal.base_model_prefix  # by which a checkpoint's weights find their places
     classifier = type(name, (GenericForSequenceClassification, family), kept)
     AutoModelForSequenceClassification.register(type(config), classifier, exist_ok=True)
 
