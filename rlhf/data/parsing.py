@@ -210,7 +210,7 @@ def _text(value: object, place: str) -> str:
 def _label(value: object, labels: Mapping[str, bool]) -> bool:
     said = str(value).strip()
     if (good := labels.get(said.lower())) is None:
-        way_out = f"--set 'data.labels={{{said[:40]}: true, …: false}}' says what the words mean"
+        way_out = "--set 'data.labels={GOOD: true, BAD: false}', with the file's two words, says what they mean"
         raise Malformed(f"'label' is {said[:40]!r}, neither true nor false: {way_out}")
     return good
 

@@ -79,7 +79,7 @@ def test_a_recipe_s_needs_are_those_that_are_pinned_beside_it():
 def test_the_exit_code_says_whether_the_recipe_can_run(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(doctor, "look", lambda out: WELL)
     code, out, _ = rlhf(monkeypatch, capsys, "doctor", "--hw", "4090")
-    assert code == 0 and out.splitlines()[-1] == "4090-llama2-7b v2 can run here"
+    assert code == 0 and out.splitlines()[-1] == "4090-llama2-7b v3 can run here"
     monkeypatch.setattr(doctor, "look", lambda out: WELL._replace(gpus=None, disk=0))
     code, out, _ = rlhf(monkeypatch, capsys, "doctor", "--hw", "4090")
-    assert code == 1 and out.splitlines()[-1] == "4090-llama2-7b v2 cannot run here yet: driver, disk"
+    assert code == 1 and out.splitlines()[-1] == "4090-llama2-7b v3 cannot run here yet: driver, disk"
