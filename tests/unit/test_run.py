@@ -435,7 +435,7 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     targets_table(finished, price=1.99)
     printed = re.sub(r"[│ \n]+", " ", capsys.readouterr().out)
     assert "fits the card with LoRA (Overview) ≤ 80 GB 70.2 reproduced" in printed
-    assert "cost of a run (Overview) 47.76 USD" in printed and "(-100.0 %)" in printed
+    assert "cost of a run" not in printed  # times are compared on the card that they were published for
 
 
 @pytest.mark.parametrize(
