@@ -21,6 +21,7 @@ from rlhf.evaluation import compare
 from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import StageRun
+from rlhf.run.finished import result_hash
 from tests.helpers import Crash, beside, content_of, crash, one_line_of, run_stages, small
 from tests.records import write_records
 
@@ -40,7 +41,7 @@ def copied(trained: Path, out: Path, *stages: str) -> Path:
 def rehash(stage: Path) -> None:
     """Make the summary name the result as it is now, and later stages the summary."""
     summary = content_of(stage / "summary.json")
-    summary["result_sha256"] = {name: sha256(stage / name) for name in summary["result_sha256"]}
+    summary["result_sha256"] = {name: result_hash(stage / name) for name in summary["result_sha256"]}
     (stage / "summary.json").write_text(json.dumps(summary))
     for manifest in stage.parent.glob("*/manifest.json"):
         content = content_of(manifest)
@@ -106,9 +107,8 @@ RESULTS: list[tuple[str, str, str, Damage, str]] = [
     ("rm, no head", "rm", "ppo", tensors(WEIGHTS, lambda held: held.pop(HEAD)), HEAD),
     ("rm, a head of two", "rm", "ppo", tensors(WEIGHTS, lambda held: held.update({HEAD: torch.ones(2, 7)})), HEAD),
     ("sft, bytes", "sft", "rm", put(WEIGHTS, b"\xff" * 100), "adapter_model.safetensors"),
-    ("sft, type", "sft", "rm", keys(CONFIG, peft_type="EVIL"), "adapter_config.json: peft_type"),
-    ("sft, rank", "sft", "rm", keys(CONFIG, r="x"), "adapter_config.json: r"),
-    ("sft, dora", "sft", "rm", keys(CONFIG, use_dora=True), "adapter_config.json: use_dora"),
+    ("sft, type", "sft", "rm", keys(CONFIG, peft_type="EVIL"), "adapter_config.json"),
+    ("sft, dora", "sft", "rm", keys(CONFIG, use_dora=True), "use_dora"),
     ("sft, cut", "sft", "rm", put(CONFIG, b"{"), "adapter_config.json"),
     ("base, nan", "pretrain", "sft",
      tensors("model/model.safetensors", lambda held: held["model.norm.weight"].fill_(float("nan"))), "model.norm"),
@@ -135,7 +135,7 @@ def made_anew(stage: Path) -> None:
     weights = next(stage.glob("*/*.safetensors"))
     save_file({name: tensor * 1.01 for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
     summary = content_of(stage / "summary.json")
-    summary["result_sha256"] = {name: sha256(stage / name) for name in summary["result_sha256"]}
+    summary["result_sha256"] = {name: result_hash(stage / name) for name in summary["result_sha256"]}
     (stage / "summary.json").write_text(json.dumps(summary))
 
 

@@ -132,7 +132,6 @@ def test_every_way_to_name_an_answer_gives_the_same_score(model, plain, tmp_path
     asked, text = PROMPT[0].content, f"\n\nHuman: {PROMPT[0].content}\n\nAssistant:"
     rows = [
         {"prompt": asked, "response": "Red.", "id": "x"},
-        {"prompt": text, "response": "Red."},
         {"prompt": [{"role": "user", "content": asked}], "response": "Red."},
         {"step": 4, "prompt": text, "response": "Red."},
         {"step": 0, "prompt": text, "response": {"response": "Red.", "true_reward": 1.5}},
@@ -141,7 +140,7 @@ def test_every_way_to_name_an_answer_gives_the_same_score(model, plain, tmp_path
         (tmp_path / f"{number}.jsonl").write_text(json.dumps(row) + "\n")
     items = score_items.read(sorted(tmp_path.glob("*.jsonl"))) + score_items.command_line_items(asked, ["Red."])
     scored, _ = model.score(items)
-    assert [row.scores["response"] for row in scored] == pytest.approx([expected] * 6, abs=2e-5)
+    assert [row.scores["response"] for row in scored] == pytest.approx([expected] * 5, abs=2e-5)
 
 
 def test_pairs_that_share_a_prompt_are_no_independent_evidence():

@@ -394,6 +394,7 @@ def test_several_processes_validate_in_the_batches_of_one(trained, tmp_path, mon
 
     monkeypatch.setattr(trainer, "prediction_step", step)
     monkeypatch.setattr(distributed, "world", lambda: 2)
+    monkeypatch.setattr(distributed, "all_sum", lambda *_: None)  # there is no second process
     trainer.evaluation_loop(None)
     assert sizes == [16, 6]
 
@@ -631,8 +632,8 @@ class Spied:
             return new_tokenizer(self.tokenizer_texts, *args, **options)
 
         patch.setattr(Trainer, "train", train)
-        for check in ("check_model", "check_training"):  # they read eight tokens of no text
-            patch.setattr(f"rlhf.models.loading.{check}", lambda *_: None)
+        for module in (session, evaluation):  # it reads a rollout once more
+            patch.setattr(module, "check_first", lambda *_: None)
         patch.setattr(LlamaModel, "forward", read)
         patch.setattr(session, "sample", sample_into(self.trains))
         patch.setattr(evaluation, "sample", sample_into(self.evaluates))

@@ -92,7 +92,8 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     asked: list[object] = []
     monkeypatch.setattr("rlhf.stages.supervised.training.page_states", asked.append)
     unused: Any = None
-    run: Any = SimpleNamespace(resumed_from=None, is_main=False, base=None)
+    base = SimpleNamespace(model=SimpleNamespace(revision=None))
+    run: Any = SimpleNamespace(resumed_from=None, is_main=False, base=base)
     callback = _RunCallback(run, unused, unused)
     callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0, max_steps=1), None, optimizer="theirs")
     assert asked == ["theirs"]
