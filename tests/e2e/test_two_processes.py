@@ -166,9 +166,8 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     os.kill(int(victim), signal.SIGKILL)
     _, err = started.communicate()
     assert started.returncode == 1
-    opening, *lines = (line for line in err.splitlines() if "[flat_reward]" not in line)  # so small a run deserves it
-    assert opening.startswith("ppo: cpu-tiny v1, ") and len(lines) == 1, err
-    assert lines[0].startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in lines[0]
+    (line,) = (line for line in err.splitlines() if line.startswith("error: "))
+    assert line.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in line, err
     run_stages(sizes(PPO), out, "ppo", resume=True)
     assert content_of(folder / "manifest.json")["resumed_from"] == "step-000012"
     compare(ppo_alone, folder, 16)
@@ -178,7 +177,7 @@ def test_ranks_gather_rows_numbers_and_shards_as_one_process_has_them(run_by_two
     assert {file.name for file in run_by_two.glob("gathered-*")} == {"gathered-0", "gathered-1"}
 
 
-def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):
+def test_ranks_that_differ_do_not_start(trained, tmp_path):
     """As on two machines: each process is given its rank, and rank 1 another learning rate."""
     out = beside(trained, tmp_path, "pretrain")
     environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -191,10 +190,6 @@ def test_ranks_that_differ_or_are_too_few_do_not_start(trained, tmp_path):
     for process in started:
         _, err = process.communicate()
         assert process.returncode == 1 and "has another recipe than rank 0" in err and "rank 1 (on " in err
-    line = command("sft", out, {"hardware.count": 2})
-    alone = environment | {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
-    done = subprocess.run([sys.executable, "-m", *line], env=alone, capture_output=True, text=True)
-    assert done.returncode == 1 and "hardware.count is 2 and 1 process was started" in done.stderr
     assert not (out / ROOT / "sft").exists()
 
 
