@@ -166,8 +166,8 @@ def test_a_rank_that_dies_ends_the_run_and_another_number_of_processes_resumes_i
     os.kill(int(victim), signal.SIGKILL)
     _, err = started.communicate()
     assert started.returncode == 1
-    (line,) = (line for line in err.splitlines() if line.startswith("error: "))
-    assert line.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in line, err
+    (error,) = (text for text in err.splitlines() if text.startswith("error: "))
+    assert error.startswith("error: ppo: rank 1 was killed by SIGKILL") and "`--resume`" in error, err
     run_stages(sizes(PPO), out, "ppo", resume=True)
     assert content_of(folder / "manifest.json")["resumed_from"] == "step-000012"
     compare(ppo_alone, folder, 16)
