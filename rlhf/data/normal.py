@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Hashable, Sequence
 from decimal import Decimal
 
-from rlhf.data.rows import Example, Message, PreferencePair, Row
+from rlhf.data.rows import Message
 
 # Unicode's property Default_Ignorable_Code_Point, which includes what it reserves for such characters: joiners, marks
 # of direction, fillers, byte order marks, variation selectors. Tags behind a black flag say which flag it is.
@@ -14,7 +14,6 @@ _IGNORABLE = (
     "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 _SHOWING_NOTHING = re.compile(f"(\U0001f3f4[\U000e0020-\U000e007f]+)|[{_IGNORABLE}]+")
-PROMPT = 12  # characters of a message that no answer begins with by chance
 _BLANK = ("Cc", "Cf", "Zl", "Zp", "Zs")  # categories of controls, of formats and of white space
 # Thai and Lao, Tibetan and Myanmar, Khmer, kana, and the letters of Chinese, which stand without spaces between words
 _APART = "\u0e00-\u0eff\u0f00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -52,18 +51,6 @@ def _plain_characters(text: str) -> str:
         return text
     shown = _SHOWING_NOTHING.sub(lambda match: match[1] or "", text)
     return unicodedata.normalize("NFC", shown.translate(_WIDTHS))
-
-
-def repeats_prompt(row: Row) -> bool:
-    """Return whether each answer of a row begins with all of the message that it answers, of PROMPT characters or more.
-
-    Many files hold the whole text beside the prompt. A model that is trained on it repeats each question.
-    """
-    if not isinstance(row, Example | PreferencePair):
-        return False
-    answers = (row.response,) if isinstance(row, Example) else (row.chosen, row.rejected)
-    asked = normalise(row.prompt[-1].content)
-    return len(asked) >= PROMPT and all(normalise(answer).startswith(asked) for answer in answers)
 
 
 def words(text: str) -> list[str]:

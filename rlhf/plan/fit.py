@@ -8,6 +8,7 @@ are tried where nothing else fits, and the micro-batch of KTO, whose loss compar
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from math import isqrt
+from operator import attrgetter
 from typing import NamedTuple
 
 from rlhf.errors import UserError
@@ -72,7 +73,7 @@ def _fit(
                 too_large.append(stage)
                 break
             chosen |= smaller
-    changes = {key: value for key, value in chosen.items() if _value(loaded.recipe, key) != value}
+    changes = {key: value for key, value in chosen.items() if attrgetter(key)(loaded.recipe) != value}
     return Fit(changes, found, tuple(too_large))
 
 
@@ -194,10 +195,3 @@ def refuse_less_than_the_base(loaded: PinnedRecipe, stages: Sequence[StageName],
                     f"--fit: {stage}'s base alone needs {least / GB:.3g} GB in 4 bits, more than {limit / GB:.3g} GB: "
                     "allow more, or choose a smaller model"
                 )
-
-
-def _value(recipe: Recipe, key: str) -> object:
-    value: object = recipe
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value

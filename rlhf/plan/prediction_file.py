@@ -11,7 +11,6 @@ from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.run import reader
 from rlhf.run.records import Record
-from rlhf.terminal.wording import GB
 
 PREDICTION_FILE = "predicted.json"
 WORK = ("flops", "moved", "launched")  # of rlhf.plan.phases.Work: operations of products, bytes, operations
@@ -83,14 +82,3 @@ def write(directory: Path, pinned: Pinned) -> None:
 def card_needs(needed: Needs) -> dict[StageName, int]:
     """Return the bytes that each stage needs of the card, with the driver's context."""
     return {stage: max(phases.values()) + CONTEXT_BYTES for stage, phases in needed.items() if stage not in ON_HOST}
-
-
-def needs_table(needed: Needs, card_gb: float) -> str:
-    """Return the needs of `card_needs` as Markdown, in GB, beside the memory of the card."""
-    needs = card_needs(needed)
-    rows = (
-        ["predicted, not measured", *needs],
-        ["---", *("---:" for _ in needs)],
-        [f"needs, GB of {card_gb:g}", *(f"{size / GB:.1f}" for size in needs.values())],
-    )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -24,7 +24,6 @@ RowSet = Literal[  # public sets and exports by their documented columns
 ]
 Turns = Literal["all", "last"]  # answers of a conversation that are imitated
 OnBadRow = Literal["stop", "skip"]
-RatedPairs = Literal["best_worst", "all"]  # pairs of a prompt's rated answers
 LengthsShape = Literal["hh", "longest"]  # as long as dialogues of HH-RLHF, or as every stage admits
 
 # What a peak of memory consists of.
@@ -43,8 +42,3 @@ Component = Literal[
     "kernels",  # inside kernels
 ]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
-
-# Ways to save memory, whose published effects are compared with predictions.
-StrategyName = Literal[
-    "gradient_checkpointing", "quantization", "flash_attention", "batch_size", "context_length", "distributed"
-]

@@ -19,11 +19,8 @@ MOVED: dict[str, str | None] = {
     "grpo.multi_objective_aggregation": None,
     "rm.ensemble": None,
     "second_rm.ensemble": None,
-    **{
-        f"{stage}.{key}": None
-        for stage in ("ppo", "rloo", "grpo")
-        for key in ("combine_scores", "variance_coef", "old_logprobs", "reward_retries", "resample_groups")
-    },
+    **_of_online("combine_scores", "variance_coef", "old_logprobs", "reward_retries", "resample_groups"),
+    **_of_online("rollout_weights", "rollout_4bit", "update_4bit"),
     "data.rename": "data.columns",  # which is the other way round: name of the type -> name in the file
     "data.rated": None,
     "data.rating": None,
@@ -32,15 +29,6 @@ MOVED: dict[str, str | None] = {
     "lora.layers": None,
     "evaluate.unrelated": None,
     "hardware.update_graphs": None,
-    "ppo.rollout_weights": None,
-    "ppo.rollout_4bit": None,
-    "ppo.update_4bit": None,
-    "rloo.rollout_weights": None,
-    "rloo.rollout_4bit": None,
-    "rloo.update_4bit": None,
-    "grpo.rollout_weights": None,
-    "grpo.rollout_4bit": None,
-    "grpo.update_4bit": None,
 }
 
 
