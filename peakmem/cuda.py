@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch._weights_only_unpickler import _get_allowed_globals
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as _device_contexts
 from torch.utils._python_dispatch import _disable_current_modes
@@ -161,6 +162,7 @@ def patches(stand_in: "Followed", card: Card) -> Iterator[Patch]:
         uuid="00000000-0000-0000-0000-000000000000",
     )
 
+    yield _as_before()
     answers = _answers(stand_in, card, properties)
     for module in MODULES:
         yield from _answering(module, answers, stand_in)
@@ -191,6 +193,17 @@ def patches(stand_in: "Followed", card: Card) -> Iterator[Patch]:
             yield mock.patch.object(place, name, _finite(getattr(place, name), answer))
     yield mock.patch.object(nn.Parameter, "__new__", _keeping_its_class(nn.Parameter.__new__))
     yield SaysCuda(stand_in)
+
+
+@contextlib.contextmanager
+def _as_before() -> Iterator[None]:
+    """Around a program: what torch.load may call, which torch keeps from the first file on, and no default device."""
+    _get_allowed_globals.cache_clear()
+    try:
+        yield
+    finally:
+        _get_allowed_globals.cache_clear()
+        torch.set_default_device(None)
 
 
 def _answers(stand_in: "Followed", card: Card, properties: object) -> dict[str, Any]:

@@ -146,6 +146,12 @@ def beside(trained: Path, out: Path, *stages: str) -> Path:
     return out
 
 
+def toy_pairs(trained: Path) -> Path:
+    """The pairs that the small recipe made; other tests leave data of other settings beside them."""
+    files = content_of(trained / "cpu-tiny/v1/pretrain/manifest.json")["data"]["files"]
+    return trained / "cpu-tiny/v1/data" / Path(files[0]["name"]).parent.name / "pairs.jsonl"
+
+
 class Crash(Exception):
     """Stands for a power cut."""
 

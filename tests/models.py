@@ -12,7 +12,7 @@ from rlhf.data import tokenize
 from rlhf.models.architecture import architecture_of, config_of
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.schema_model import Architecture
-from tests.helpers import RECIPE, SMALL, small
+from tests.helpers import RECIPE, SMALL, small, toy_pairs
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -203,7 +203,7 @@ def described(folder: str) -> dict[str, Any] | None:
 
 def recipe_for(folder: str, trained: Path, **changes: Any) -> PinnedRecipe:
     """Return the small recipe for a checkpoint and the pairs of the toy world, in files."""
-    pairs = [str(next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")))]
+    pairs = [str(toy_pairs(trained))]
     return recipe_of(folder, **{"data__source": "files", "data__files": pairs} | changes)
 
 
@@ -229,7 +229,7 @@ def recipe_of(folder: str, **changes: Any) -> PinnedRecipe:
 def pretrained(trained: Path, folder: Path, **changes) -> PinnedRecipe:
     """The small recipe without pretraining: base and tokenizer from a folder, data from files."""
     base = str(trained / "cpu-tiny/v1/pretrain/model")
-    data = [str(next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")))]
+    data = [str(toy_pairs(trained))]
     return small(
         **{
             "pretrain": None,

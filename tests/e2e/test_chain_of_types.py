@@ -12,7 +12,7 @@ from rlhf.models.weights import attach_adapter
 from rlhf.rollout.speaker import Speaker, trained_stage
 from rlhf.run.directory import StageRun
 from tests import models
-from tests.helpers import GROUP, TWO_STEPS, content_of, run_stages
+from tests.helpers import GROUP, TWO_STEPS, content_of, run_stages, toy_pairs
 from tests.lines import read_intact_lines
 
 STAGES = ("sft", "rm", "ppo", "grpo", "dpo", "evaluate", "merge")
@@ -28,7 +28,7 @@ QUESTION = [Message("user", "Which word is the opposite of full?")]
 @pytest.mark.parametrize("kind", [*models.KINDS, *models.OTHER_KINDS, *models.MULTIMODAL])
 def test_every_stage_runs(trained, tmp_path, kind):
     checkpoint = models.checkpoint(tmp_path / "model", kind)
-    pairs = next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")).read_text().splitlines(keepends=True)
+    pairs = toy_pairs(trained).read_text().splitlines(keepends=True)
     (tmp_path / "pairs.jsonl").write_text("".join(pairs[:80]))  # each stage reads and checks all of them
     own = {"data__files": [str(tmp_path / "pairs.jsonl")], "merge__stage": "ppo"}
     loaded = models.recipe_for(checkpoint, trained, grpo=FEW_GROUPS, **own, **FEW_STEPS, **FEW_ROWS)

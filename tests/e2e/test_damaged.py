@@ -22,7 +22,7 @@ from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import result_hash
-from tests.helpers import Crash, beside, content_of, crash, one_line_of, run_stages, small
+from tests.helpers import Crash, beside, content_of, crash, one_line_of, run_stages, small, toy_pairs
 from tests.records import write_records
 
 ROOT = Path("cpu-tiny/v1")
@@ -201,17 +201,11 @@ def test_an_evaluation_is_verified_before_it_is_rated_or_compared(tmp_path):
 def test_generated_data_that_was_changed_is_refused(trained, tmp_path, stage):
     """Also where no parent has read it before."""
     root = copied(trained, tmp_path, *(["pretrain"] if stage == "sft" else []))
-    file = root / "data" / data_folder(trained) / "pairs.jsonl"
+    file = root / "data" / toy_pairs(trained).parent.name / "pairs.jsonl"
     file.write_text(file.read_text().replace(" the ", " teh ", 1))
     with pytest.raises(UserError, match=r"pairs\.jsonl") as caught:
         run_stages(small(), tmp_path, stage)
     one_line_of(caught)
-
-
-def data_folder(trained: Path) -> str:
-    """The folder that the small recipe made; other tests leave data of other settings beside it."""
-    files = content_of(trained / ROOT / "pretrain/manifest.json")["data"]["files"]
-    return Path(files[0]["name"]).parent.name
 
 
 def test_a_damaged_record_of_generated_data_names_a_way_out_that_works(tmp_path):
@@ -229,7 +223,7 @@ def test_generated_data_that_was_cut_off_is_made_again(trained, tmp_path):
     """Killed while it was written: there is no made.json yet."""
     root = beside(trained, tmp_path, "pretrain") / ROOT
     (root / "data").unlink()
-    folder = data_folder(trained)
+    folder = toy_pairs(trained).parent.name
     (root / "data" / folder).mkdir(parents=True)
     for name in ("corpus.jsonl", "pairs.jsonl"):
         whole = (trained / ROOT / "data" / folder / name).read_bytes()

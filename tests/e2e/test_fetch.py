@@ -13,7 +13,7 @@ import yaml
 
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.strict import with_overrides
-from tests.helpers import RECIPE, SMALL
+from tests.helpers import RECIPE, SMALL, toy_pairs
 from tests.hub import COMMIT, Hub
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def hub(trained) -> Iterator[tuple[Hub, str]]:
         "consolidated.safetensors": b"and once more",
         "original/params.json": b"{}",
     }
-    pairs = next((trained / "cpu-tiny/v1/data").rglob("pairs.jsonl")).read_bytes()
+    pairs = toy_pairs(trained).read_bytes()
     text = gzip.compress(pairs, mtime=0)
     found.repos["datasets/org/pairs"] = {"README.md": b"# pairs\n", "part/train.jsonl.gz": text, "other/x.jsonl": b"{}"}
     server = found.serve()

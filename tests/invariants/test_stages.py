@@ -40,7 +40,7 @@ from rlhf.stages import kto
 from rlhf.stages.online import role_passes, session
 from rlhf.stages.online.train_state import TrainState
 from rlhf.stages.supervised.policy import log_ratios
-from tests.helpers import beside, content_of, grouped, noted, run_stages, small, undefined_metrics
+from tests.helpers import beside, content_of, grouped, noted, run_stages, small, toy_pairs, undefined_metrics
 from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")
@@ -285,7 +285,7 @@ def test_the_reference_of_dpo_is_sft_and_its_policy_starts_there(trained, tokeni
 @pytest.mark.parametrize("stage", ["rm", "dpo"])
 def test_of_a_pair_the_chosen_answer_is_the_one_that_is_learned(trained, tokenizer, tmp_path, stage):
     rows = built(stage, small(), beside(trained, tmp_path, "pretrain", "sft"))
-    sides = [(row["chosen"], row["rejected"]) for row in read_intact_lines(next((trained / ROOT).rglob("pairs.jsonl")))]
+    sides = [(row["chosen"], row["rejected"]) for row in read_intact_lines(toy_pairs(trained))]
     found = [
         tuple(
             tokenizer.hf.decode([*row.get("prompt_ids", []), *row[f"{side}_ids"]], skip_special_tokens=True)

@@ -11,6 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def outside_of_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests start make as a user does, also when make runs them."""
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of packages as `make setup` leaves it, as far as make can see."""
