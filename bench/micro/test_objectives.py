@@ -37,7 +37,6 @@ CALLS: dict[str, Callable[[], object]] = {
     "groups.has_signal": lambda: groups.has_signal(BY_PROMPT),
     "groups.leave_one_out": lambda: groups.leave_one_out(BY_PROMPT),
     "groups.log_ratios": lambda: groups.log_ratios(LOGP, B, MASK),
-    "groups.overlong_penalty": lambda: groups.overlong_penalty(MASK.sum(1), LENGTH, 16),
     "groups.policy_loss": lambda: groups.policy_loss("grpo", LOGP, LOGP, P, WEIGHTS, MASK, 0.2, 0.2),
     "groups.pool_log_ratios": lambda: groups.pool_log_ratios(LOGP, MASK, "sequence"),
     "groups.standardize": lambda: groups.standardize(BY_PROMPT),

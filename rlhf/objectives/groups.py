@@ -113,18 +113,6 @@ def has_signal(rewards: Tensor, judged: Tensor | None = None) -> Tensor:
     return ~_all_equal(rewards, _all_judged(rewards) if judged is None else judged)
 
 
-def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
-    """Return how much to subtract from the reward of a response near the limit (DAPO, arXiv 2503.14476, -1 * eq. 13).
-
-    The penalty is 0 up to max_length - buffer tokens, then rises linearly to 1 at max_length, and is 1 beyond it.
-
-    Shapes: lengths (B,), tokens; returns (B,) float32. Raises ValueError unless 0 < buffer <= max_length.
-    """
-    if not 0 < buffer <= max_length:
-        raise ValueError(f"the buffer must be above 0 and at most {max_length} tokens, not {buffer}")
-    return ((lengths.float() - (max_length - buffer)) / buffer).clamp(0.0, 1.0)
-
-
 def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     """Return the logarithm of each token's importance ratio, logp - old_logp.
 

@@ -51,12 +51,11 @@ def masked_var(x: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     return masked_mean(squares, mask) * n / (n - 1).clamp(min=1)
 
 
-def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, size: Tensor | None = None) -> Tensor:
-    """Rescale the real tokens to standard deviation 1: (x - mean) / sqrt(var + 1e-8), var unbiased.
+def whiten(x: Tensor, mask: Tensor, size: Tensor | None = None) -> Tensor:
+    """Rescale the real tokens to mean 0 and standard deviation 1: (x - mean) / sqrt(var + 1e-8), var unbiased.
 
-    shift_mean True leaves them with mean 0; False adds the original mean back, so that only the spread changes.
     Input whose own deviation is near 1e-4 or below ends with less than 1. `groups.standardize` has TRL's 1e-4 instead.
-    What differs by rounding is equal, and all of it gets the mean: a deviation of at most ROUNDING_STEPS steps between
+    What differs by rounding is equal, and all of it gets 0: a deviation of at most ROUNDING_STEPS steps between
     neighbouring numbers of magnitude |mean| + size. size: that of the numbers whose difference x is.
 
     Shapes: x, mask equal, size 0-dim; returns the shape of x, 0 where mask is False.
@@ -64,8 +63,7 @@ def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, size: Tensor | None
     mean, var = masked_mean(x, mask), masked_var(x, mask)
     rounding = ROUNDING_STEPS * torch.finfo(mean.dtype).eps * (mean.abs() if size is None else mean.abs() + size)
     scale = torch.where(var <= rounding**2, 0.0, torch.rsqrt(var + 1e-8))
-    white = (zero_pads(x, mask) - mean) * scale
-    return zero_pads(white if shift_mean else white + mean, mask)
+    return zero_pads((zero_pads(x, mask) - mean) * scale, mask)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:

@@ -6,21 +6,15 @@ from torch import Tensor
 from rlhf.objectives.masked import at_least_float32, check_mask, zero_pads
 
 
-def shape_scores(
-    scores: Tensor, *, mean: float = 0.0, sd: float = 1.0, sigmoid: bool = False, clip: float | None = None
-) -> Tensor:
+def shape_scores(scores: Tensor, *, mean: float = 0.0, sd: float = 1.0, sigmoid: bool = False) -> Tensor:
     """Return the reward model's scores as they enter a sum of rewards, before penalties.
 
-    shaped = (score - mean) / sd;   then with sigmoid: 1 / (1 + exp(-shaped));   with clip: clamp(shaped, -clip, clip)
+    shaped = (score - mean) / sd;   then with sigmoid: 1 / (1 + exp(-shaped))
 
     Shapes: scores of any shape; returns that shape, float32 or wider.
     """
     shaped = (at_least_float32(scores) - mean) / sd
-    if sigmoid:
-        shaped = shaped.sigmoid()
-    if clip is not None:
-        shaped = shaped.clamp(-clip, clip)
-    return shaped
+    return shaped.sigmoid() if sigmoid else shaped
 
 
 def shape_rewards(kl: Tensor, shaped_scores: Tensor, mask: Tensor, kl_coef: float) -> Tensor:

@@ -45,8 +45,6 @@ def set_environment(recipe: Recipe) -> None:
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the same variable
         # Batches of many lengths leave gaps between segments of fixed size; segments that can grow leave none.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    if recipe.hardware.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def expandable_segments() -> bool:
@@ -55,7 +53,7 @@ def expandable_segments() -> bool:
     return "expandable_segments:true" in config.replace(" ", "").lower()
 
 
-def configure(deterministic: bool = False) -> None:
+def configure() -> None:
     """Choose the CUDA kernels of this process. A program that runs a model on CUDA calls this once, before the model.
 
     cuDNN's attention is switched off. On compute capability 9.0 torch would prefer it to flash attention, and here it
@@ -63,25 +61,10 @@ def configure(deterministic: bool = False) -> None:
     backward, and batches sorted by length have hundreds of shapes. Its workspace is also missing from the memory
     predictions. Flash attention, or the memory-efficient kernel where there is a mask, does the same work with the same
     rounding to bfloat16.
-
-    With `deterministic`, torch's deterministic kernels are used where they exist, and torch warns once about each
-    operation that has none. Flash attention's backward pass has one, which torch takes only where such an operation
-    would end the program instead (docs/running.md).
     """
     import torch
 
     torch.backends.cuda.enable_cudnn_sdp(False)
-    if deterministic:
-        compute_deterministically(warn_only=True)
-
-
-def compute_deterministically(warn_only: bool) -> None:
-    """Choose torch's deterministic kernels. An operation without one warns once (`warn_only`) or fails."""
-    import torch
-
-    torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    # Filling new tensors with NaN costs time and changes no result here.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # stubs lack it
 
 
 @contextmanager

@@ -31,16 +31,18 @@ def device_of(recipe: Recipe) -> torch.device:
 def set_up_torch(recipe: Recipe) -> torch.device:
     """Set up threads, kernels and torch's generators for a recipe; return its device.
 
-    A CPU always computes deterministically, which costs nothing there; CUDA where `hardware.deterministic` says so.
+    A CPU computes deterministically, which costs nothing there.
     """
     if recipe.hardware.threads:
         torch.set_num_threads(recipe.hardware.threads)
     device = device_of(recipe)
     if device.type == "cpu":
         _keep_freed_memory()
-        cuda.compute_deterministically(warn_only=False)
+        torch.use_deterministic_algorithms(True)
+        # Filling new tensors with NaN costs time and changes no result here.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # stubs lack it
     else:
-        cuda.configure(recipe.hardware.deterministic)
+        cuda.configure()
     cuda.cap_memory(device)
     set_seed(recipe.seed)
     return device

@@ -54,7 +54,7 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
     relevant = {key: value for key, value in recipe.model_dump(mode="json").items() if key in sections}
     if EVALUATE in relevant and stage != EVALUATE:
         relevant[EVALUATE].pop("num_samples")  # a training stage samples one answer
-    for key in ("count", "engine", "deterministic", "trunk", "joined_rows"):
+    for key in ("count", "engine", "trunk", "joined_rows"):
         relevant["hardware"].pop(key)  # affects only rounding: a run may continue with another
     for name in (name for name in ONLINE if relevant.get(name)):
         relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing

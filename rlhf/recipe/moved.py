@@ -20,7 +20,11 @@ MOVED: dict[str, str | None] = {
     "rm.ensemble": None,
     "second_rm.ensemble": None,
     **_of_online("combine_scores", "variance_coef", "old_logprobs", "reward_retries", "resample_groups"),
-    **_of_online("rollout_weights", "rollout_4bit", "update_4bit"),
+    **_of_online("rollout_weights", "rollout_4bit", "update_4bit", "best_by", "max_update_kl", "score_clip"),
+    "ppo.whiten_rewards": None,
+    "rloo.overlong_buffer": None,
+    "grpo.overlong_buffer": None,
+    "grpo.use_bias_correction_kl": None,  # the KL in GRPO's loss is always multiplied by the token's ratio
     "data.rename": "data.columns",  # which is the other way round: name of the type -> name in the file
     "data.rated": None,
     "data.rating": None,
@@ -29,6 +33,7 @@ MOVED: dict[str, str | None] = {
     "lora.layers": None,
     "evaluate.unrelated": None,
     "hardware.update_graphs": None,
+    "hardware.deterministic": None,
 }
 
 

@@ -39,7 +39,7 @@ AT_MOST = {  # of keys that a section has and sets
     "norm_responses": RESPONSES,
     "max_prompt_length": PROMPT,
     "max_length": PROMPT + RESPONSE,
-    **dict.fromkeys(("response_length", "max_completion_length", "overlong_buffer"), RESPONSE),
+    **dict.fromkeys(("response_length", "max_completion_length"), RESPONSE),
 }
 
 

@@ -39,7 +39,6 @@ class Hardware(Section):
     threads: Threads | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
     count: Devices = 1  # devices, each with a process that works on its part of every batch
     engine: Literal["ddp", "fsdp"] = "ddp"  # ddp: all weights on each device; fsdp: shards
-    deterministic: bool = False  # on CUDA; a CPU always is (docs/running.md)
     trunk: Trunk = "library"  # forward and backward passes; lean: rlhf/models/lean/trunk.py
     joined_rows: bool = False  # on a card in 16 bits the lean trunk joins rows without padding, and samples
 

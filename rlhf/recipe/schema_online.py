@@ -61,10 +61,8 @@ class OnlineBase(Section):
     kl_penalty: Literal["reward", "loss"] = "reward"  # part of each token's reward, or of the loss
     kl_target: Positive | None = None  # nats per token; the KL coefficient starts as given and follows the target
     entropy_coef: NonNegative = 0.0
-    max_update_kl: Positive | None = None  # an update stops where policy/approxkl_avg of a minibatch exceeds it
     normalize_scores: bool = True  # by mean and sd of the reward model's scores on SFT responses to training prompts
     norm_responses: Annotated[int, Field(gt=1, le=10_000_000)] = 256  # how many, rounded up to whole batches
-    score_clip: Positive | None = None  # limit of the absolute score, after normalisation or sigmoid
     missing_eos_penalty: NonNegative | None = 1.0
     # Weights for responses that were sampled from another distribution; auto: docs/methods.md
     sampling_correction: Literal["auto", SamplingCorrection] = "auto"
@@ -75,7 +73,6 @@ class OnlineBase(Section):
     eval_steps: Steps  # steps between evaluations on held-out prompts; also at every checkpoint
     max_eval_samples: RowCount
     keep_checkpoints: Literal["all"] | Steps = "all"  # a number: as many of the newest, and the best
-    best_by: Name | None = None  # what the best checkpoint has most of, held out; null: score, which is trained
     best_kl_limit: Positive | None = None  # most KL of the best checkpoint, nats per token
     adapter: KeptWeights = "last"  # the weights that are kept
 
@@ -112,17 +109,13 @@ class OnlineBase(Section):
         return "sequence_mask" if self.sampling_differs else "none"
 
     @property
-    def corrects_kl(self) -> bool:
-        """Return whether the KL in the loss is multiplied by the ratio of the token."""
-        return False
-
-    @property
     def samples_per_prompt(self) -> int:
         """Return the number of responses to each prompt in a batch."""
         return 1
 
     passes_key: ClassVar[str]  # the key that sets `passes`
     kl_key: ClassVar[str]  # the key that sets `kl_coef`
+    corrects_kl: ClassVar[bool] = False  # multiply the KL in the loss by the ratio of the token, as TRL's GRPO does
 
     @property
     def passes(self) -> int:
@@ -144,9 +137,7 @@ class OnlineBase(Section):
         if self.kl_penalty == "loss" and self.kl_estimator == "k1" and not self.corrects_kl:
             raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
         if self.kl_penalty == "loss" and self.kl_estimator == "k2" and self.corrects_kl:
-            raise ValueError(
-                "kl_estimator: k2 needs use_bias_correction_kl: false: times the ratio its gradient is wrong"
-            )
+            raise ValueError("kl_estimator: use k3 or k1, not k2: times GRPO's ratio its gradient is wrong")
         if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
             raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
         return self
@@ -183,7 +174,6 @@ class Ppo(OnlineBase):
     vf_coef: NonNegative = 1.0
     value_warmup_steps: StepsOrZero = 0  # first steps, in which only the critic learns
     whiten_advantages: bool = True
-    whiten_rewards: bool = False
     sigmoid_scores: bool = False
     value_model: CriticKind = "adapter"  # a head on the policy, or an adapter that starts as `reward` or the policy
 
@@ -224,7 +214,6 @@ class GroupBase(OnlineBase):
     epsilon_high: Positive | None = None  # upper clip (DAPO); null: epsilon; with cispo the largest ratio itself
     mask_truncated_completions: bool = False  # no gradient from responses without EOS; their rewards count
     normalize_advantages: bool = False  # mean 0 and sd 1 over the batch; GRPO with scale_rewards: none: REINFORCE++
-    overlong_buffer: Tokens | None = None  # tokens before the limit in which a response is penalised, up to 1 (DAPO)
 
     @property
     def kl_coef(self) -> float:
@@ -268,8 +257,6 @@ class GroupBase(OnlineBase):
             )
         if self.kl_target is not None and not self.beta:
             raise ValueError("kl_target needs beta above 0: the coefficient is multiplied, so that 0 stays 0")
-        if self.overlong_buffer is not None and self.overlong_buffer > self.max_completion_length:
-            raise ValueError("overlong_buffer is at most max_completion_length")
         return self
 
 
@@ -294,16 +281,12 @@ class Rloo(GroupBase):
 class Grpo(GroupBase):
     """GRPO; keys are named as in TRL's GRPOConfig."""
 
+    corrects_kl: ClassVar[bool] = True
     kl_estimator: KlEstimator = "k3"
     kl_penalty: Literal["reward", "loss"] = "loss"
     scale_rewards: Scale = "group"  # whose standard deviation divides; none: Dr. GRPO
     loss_type: LossType = "dapo"  # docs/methods.md
     importance_sampling_level: TokenLevel = "token"  # sequence: GSPO's, whose loss is grpo's
-    use_bias_correction_kl: bool = True  # multiplies the KL in the loss by the token's ratio
-
-    @property
-    def corrects_kl(self) -> bool:
-        return self.use_bias_correction_kl
 
     @property
     def advantage(self) -> Advantage:

@@ -1,8 +1,8 @@
 """RLOO and GRPO: the policy gradient without a critic. Each step:
 
     1 sample     num_generations responses to each prompt, from the policy
-    2 score      weighted sum of the rewards, of the reward model or of functions. Shaped: minus penalties, and the
-                 reward model's part normalised and clipped
+    2 score      weighted sum of the rewards, of the reward model or of functions. Shaped: the reward model's
+                 part is normalised, and a response without EOS loses the penalty
     3 reward     log-probabilities under policy and reference; with `kl_penalty: reward`, shaped score minus beta * KL
     4 advantage  compare each reward with those of the prompt's other responses
     5 update     clipped policy loss, with `kl_penalty: loss` plus beta * KL, in minibatches
@@ -28,7 +28,6 @@ from rlhf.objectives.groups import (
     group_sd,
     has_signal,
     log_ratios,
-    overlong_penalty,
     policy_loss,
     pool_log_ratios,
     standardize,
@@ -46,7 +45,7 @@ from rlhf.stages.online.loop import ByName, mean_judged, mean_rewards
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.stages.online.session import Session
-from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_floats
+from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_floats
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
@@ -58,7 +57,7 @@ class ScoredRollout:
     rollout: Rollout
     by_name: ByName  # raw rewards
     scores: Tensor  # the weighted sum of the raw rewards
-    shaped_scores: Tensor  # the weighted sum with the model's score normalised and clipped, minus penalties
+    shaped_scores: Tensor  # the weighted sum with the model's score normalised, minus the penalty
     judged: Tensor  # bool: False where a reward has no verdict; such scores are NaN and do not count
 
 
@@ -147,17 +146,13 @@ def score_responses(session: Session, learner: "Learner", rollout: Rollout, prom
 
 
 def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, by_name: ByName) -> Tensor:
-    """Return the weighted sum (B,) of the rewards, with the reward model's normalised and clipped, minus penalties."""
+    """Return the weighted sum (B,) of the rewards, with the reward model's normalised, minus the penalty."""
     options, norm = learner.options, learner.state.score_norm
-    ended, lengths = rollout.ended.cpu(), rollout.response_length.cpu()
     if options.model_scores:
         raw = by_name[MODEL_REWARD]
-        shaped = shape_scores(raw, mean=norm.mean, sd=norm.sd, clip=options.score_clip)
+        shaped = shape_scores(raw, mean=norm.mean, sd=norm.sd)
         by_name = by_name | {MODEL_REWARD: shaped}
-    total = reward_sum.total(by_name) - (options.missing_eos_penalty or 0.0) * ~ended
-    if options.overlong_buffer is None:
-        return total
-    return total - overlong_penalty(lengths, options.max_completion_length, options.overlong_buffer)
+    return reward_sum.total(by_name) - (options.missing_eos_penalty or 0.0) * ~rollout.ended.cpu()
 
 
 @torch.no_grad()
@@ -293,7 +288,7 @@ class Learner:
             "loss/policy_avg": loss,
             "policy/entropy_avg": entropy_part,
             "policy/clipfrac_avg": sums.clipped * per_token,
-            APPROX_KL: half_squares * per_token,
+            "policy/approxkl_avg": half_squares * per_token,
             "val/ratio": sums.ratio * per_token,
         }
         if options.kl_penalty == "loss" and micro.ref_logp is not None:

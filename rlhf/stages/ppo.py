@@ -37,7 +37,7 @@ from rlhf.recipe.schema_online import Ppo
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.loop import FunctionRewards, Loop, mean_judged, mean_rewards
 from rlhf.stages.online.role_passes import ScoreNorm
-from rlhf.stages.online.train_state import APPROX_KL, TrainedParameters, TrainState, as_floats
+from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_floats
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
@@ -131,8 +131,6 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
     # 3 reward. `reward_kl_coef` is 0 with `kl_penalty: loss`.
     kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
     rewards = shape_rewards(kl, shaped_scores, rollout.mask, learner.state.reward_kl_coef)
-    if options.whiten_rewards:
-        rewards = whiten(rewards, mask, shift_mean=False)
 
     # 4 advantage
     advantages, returns = gae(rewards, values, mask, options.gamma, options.lam)
@@ -158,15 +156,13 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
 def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the sum (B,) of the rewards, raw and shaped.
 
-    Shaped, the reward model's part is normalised or squashed and clipped, and a response without EOS loses the penalty.
+    Shaped, the reward model's part is normalised or squashed, and a response without EOS loses the penalty.
     """
     options, norm = learner.options, learner.state.score_norm
     scores = shaped = torch.zeros(len(rollout.ids), device=rollout.ids.device)
     if options.model_scores:
         raw = role_passes.reward_scores(learner.shared, rollout, options.score_rows)
-        of_model = shape_scores(
-            raw, mean=norm.mean, sd=norm.sd, sigmoid=options.sigmoid_scores, clip=options.score_clip
-        )
+        of_model = shape_scores(raw, mean=norm.mean, sd=norm.sd, sigmoid=options.sigmoid_scores)
         scores, shaped = options.model_weight * raw, options.model_weight * of_model
     if of_functions is not None:
         added = of_functions.to(scores.device)
@@ -278,7 +274,7 @@ class Learner:
             "loss/policy_avg": loss,
             "policy/entropy_avg": mean_entropy,
             "policy/clipfrac_avg": clipping.clipfrac,
-            APPROX_KL: clipping.approxkl,
+            "policy/approxkl_avg": clipping.approxkl,
             "val/ratio": clipping.ratio,  # the policy's, under the name that TRL's PPO gave it
         }
         if options.kl_penalty == "loss":

@@ -32,7 +32,6 @@ from rlhf.run.finished import follow_base, read_summary, verified
 from rlhf.run.layout import SUMMARY
 from rlhf.run.records import Summary
 from rlhf.stages.online import rewards
-from rlhf.stages.online.checkpoints import check_best_by
 from rlhf.stages.result import Result
 from rlhf.terminal import LONGEST_COMMAND, say
 
@@ -149,7 +148,6 @@ def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
         for name in options.reward_funcs:
             if name != MODEL_REWARD:
                 rewards.find(name, f"{stage}.reward_funcs")
-        check_best_by(loaded.recipe, stage, options)
     elif isinstance(options, Evaluate) and options.bertscore_model is not None:
         check_encoder(Path(options.bertscore_model))
 

@@ -76,16 +76,6 @@ def test_policies_learn_as_without_it(done, tmp_path):
     assert ours["score"] == theirs["score"] and ours["second_score"] != theirs["second_score"]
 
 
-def test_it_chooses_the_checkpoint_where_the_recipe_says_so(done, tmp_path):
-    out = beside(done, tmp_path, "pretrain", "sft", "rm", "second_rm")
-    summary = run_stages(with_second(ppo__best_by="second_score", ppo__save_steps=1, ppo__eval_steps=1), out, "ppo")
-    found = content_of(out / ROOT / "ppo/checkpoints/best.json")
-    chosen = max(found["checkpoints"], key=lambda row: row["second_score"])
-    assert found["best_by"] == "second_score" and len(found["checkpoints"]) == 2
-    assert found["best_step"] == summary["metrics"]["best_step"] == chosen["step"]
-    assert "best_by" not in content_of(done / ROOT / "ppo/checkpoints/best.json")
-
-
 class _Quiet(StageRun):
     """A run that writes nothing into its manifest."""
 

@@ -190,9 +190,8 @@ def test_ppo_chooses_by_validation_prompts_and_reports_test_prompts(split_chain,
         (None, {}, None),
     ],
 )
-@pytest.mark.parametrize("by", ["score", "second_score"])
-def test_the_best_checkpoint_has_the_highest_score_within_the_kl_limit(limit, rows, best, by):
+def test_the_best_checkpoint_has_the_highest_score_within_the_kl_limit(limit, rows, best):
     evaluations: dict[int, dict[str, float | None]] = {
-        step: {"score": -step, "kl_per_token": kl, by: number} for step, (number, kl) in rows.items()
+        step: {"score": score, "kl_per_token": kl} for step, (score, kl) in rows.items()
     }
-    assert best_step(evaluations, limit, by) == best
+    assert best_step(evaluations, limit) == best

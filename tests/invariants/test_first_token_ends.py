@@ -51,7 +51,7 @@ def all_finite(numbers: dict[str, float]) -> bool:
 @pytest.mark.parametrize("kl_penalty", ["reward", "loss"])
 def test_ppo(run, rollout, kind, kl_penalty, lean):
     changes: dict[str, Any] = {"kl_penalty": kl_penalty, "kl_estimator": "k3", "entropy_coef": 0.1}
-    learner = ppo_learner.new_learner(run, kind, lean, **changes, whiten_rewards=True)
+    learner = ppo_learner.new_learner(run, kind, lean, **changes)
     batch = ppo.make_batch(learner, rollout)
     metrics = ppo.batch_metrics(batch, learner)
     assert (metrics["response/length"], metrics["response/eos_rate"]) == (1, 1)

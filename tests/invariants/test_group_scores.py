@@ -30,7 +30,7 @@ from tests.rollouts import LENGTHS, made_up_rollout
 
 PROMPTS: list[Prompt] = [(Message("user", f"Question {n}?"),) for n in range(10)]
 ANSWERS = {prompt: str(n) for n, prompt in enumerate(PROMPTS)}
-PENALTY, LIMIT, BUFFER = 0.7, 14, 6  # no response reaches the limit
+PENALTY = 0.7
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +61,10 @@ def session_of(learner: Learner, tokenizer: Any) -> Session:
 
 
 def test_responses_are_scored_row_by_row(run, tokenizer):
-    """Of two prompts with four responses each, one of them cut off and two longer than the buffer allows."""
+    """Of two prompts with four responses each, one of them cut off."""
     changes: dict[str, Any] = {"reward_funcs": ["model", "tests.own_rewards:answer_and_length"]}
-    changes |= {"reward_weights": [0.5, 2.0], "score_clip": 0.9, "missing_eos_penalty": PENALTY}
-    learner = new_learner(run, "rloo", **changes, max_completion_length=LIMIT, overlong_buffer=BUFFER)
+    changes |= {"reward_weights": [0.5, 2.0], "missing_eos_penalty": PENALTY}
+    learner = new_learner(run, "rloo", **changes)
     learner.shared.add_reward(run.parents.require("rm"))
     session = session_of(learner, tokenizer)
     indices = [7, 2]
@@ -80,9 +80,8 @@ def test_responses_are_scored_row_by_row(run, tokenizer):
         assert scored.by_name["model"][row].item() == pytest.approx(model[row], rel=1e-5)
         assert scored.by_name["tests.own_rewards.answer_and_length"][row].item() == pytest.approx(function, rel=1e-6)
         assert scored.scores[row].item() == pytest.approx(0.5 * model[row] + 2 * function, rel=1e-5)
-        shaped = 0.5 * min(max((model[row] - norm.mean) / norm.sd, -0.9), 0.9) + 2 * function
+        shaped = 0.5 * (model[row] - norm.mean) / norm.sd + 2 * function
         shaped -= PENALTY if row == 1 else 0  # the second response has no EOS
-        shaped -= min(max((length - (LIMIT - BUFFER)) / BUFFER, 0), 1)
         assert scored.shaped_scores[row].item() == pytest.approx(shaped, rel=1e-5, abs=1e-6), row
 
 

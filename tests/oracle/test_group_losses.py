@@ -22,7 +22,6 @@ from rlhf.objectives.groups import (
     has_signal,
     leave_one_out,
     log_ratios,
-    overlong_penalty,
     policy_loss,
     pool_log_ratios,
     standardize,
@@ -168,13 +167,6 @@ def test_a_ratio_that_would_overflow_has_no_gradient(advantage):
     loss.backward()
     assert loss.item() == pytest.approx(-1.2 * advantage) and logp.grad is not None and not logp.grad.any()
     assert sums.clipped == (100 if advantage else 0)
-
-
-def test_overlong_responses_are_penalised_linearly():
-    penalties = overlong_penalty(torch.tensor([10, 80, 85, 90, 100, 130]), max_length=100, buffer=20)
-    assert penalties.tolist() == pytest.approx([0.0, 0.0, 0.25, 0.5, 1.0, 1.0])
-    with pytest.raises(ValueError, match="buffer must be above 0"):
-        overlong_penalty(torch.tensor([1]), 100, 0)
 
 
 def test_a_clipped_token_worked_by_hand():

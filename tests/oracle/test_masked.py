@@ -34,9 +34,7 @@ def test_mean_variance_and_whitening_of_three_real_tokens_worked_by_hand():
     assert masked.masked_var(X, MASK).item() == 4
     assert masked.masked_var(X, MASK, unbiased=False).item() == pytest.approx(8 / 3, rel=1e-15)
     shifted = torch.tensor([[-1.0, 0, 0], [0, 1, 0]], dtype=torch.float64)
-    kept = torch.tensor([[2.0, 3, 0], [0, 4, 0]], dtype=torch.float64)
     torch.testing.assert_close(masked.whiten(X, MASK), shifted, rtol=1e-8, atol=0)
-    torch.testing.assert_close(masked.whiten(X, MASK, shift_mean=False), kept, rtol=1e-8, atol=0)
 
 
 def test_mean_along_a_dimension():
@@ -93,14 +91,11 @@ def test_whitened_mean_and_deviation(pairs):
     if real.std(ddof=1) < 1e-2:
         return
     white = masked.whiten(x, mask).numpy()
-    kept = masked.whiten(x, mask, shift_mean=False).numpy()
-    assert (white[~mask.numpy()] == 0).all() and (kept[~mask.numpy()] == 0).all()
-    white, kept = white[mask.numpy()], kept[mask.numpy()]
+    assert (white[~mask.numpy()] == 0).all()
+    white = white[mask.numpy()]
     # The 1e-8 under the root takes at most 1e-8 / (2 * 1e-4) off the deviation.
     assert white.std(ddof=1) == pytest.approx(1, rel=1e-4)
-    assert kept.std(ddof=1) == pytest.approx(1, rel=1e-4)
     assert white.mean() == pytest.approx(0, abs=1e-9)
-    assert kept.mean() == pytest.approx(real.mean(), rel=1e-9, abs=1e-9)
     assert white == pytest.approx((real - real.mean()) / math.sqrt(real.var(ddof=1) + 1e-8), rel=1e-9, abs=1e-9)
 
 
@@ -124,7 +119,6 @@ def test_tokens_that_differ_by_rounding_whiten_to_zero(size, count):
     rounded = torch.where(torch.arange(count) % 2 == 0, equal, equal * (1 + 2 * torch.finfo().eps))
     for x in (equal, rounded):
         assert not masked.whiten(x, mask).any()
-        torch.testing.assert_close(masked.whiten(x, mask, shift_mean=False), x, rtol=1e-6, atol=0)
         apart = x - size  # as an advantage is the difference of large numbers
         assert not masked.whiten(apart, mask, size=torch.tensor(size)).any()
     signal = torch.where(torch.arange(count) % 2 == 0, size, 1.01 * size)[None]
@@ -138,7 +132,6 @@ FUNCTIONS = {
     "var": masked.masked_var,
     "biased var": lambda x, mask: masked.masked_var(x, mask, unbiased=False),
     "whiten": masked.whiten,
-    "whiten, mean kept": lambda x, mask: masked.whiten(x, mask, shift_mean=False),
     "zero_pads": masked.zero_pads,
 }
 
@@ -215,7 +208,6 @@ def test_a_mask_that_does_not_fit_is_refused_and_one_that_leaves_too_little_leav
     for too_few in (none, one):
         assert masked.masked_var(X, too_few).item() == masked.masked_var(X, too_few, unbiased=False).item() == 0
         assert not masked.whiten(X, too_few).any(), "a number alone has no spread"
-        assert torch.equal(masked.whiten(X, too_few, shift_mean=False), masked.zero_pads(X, too_few))
     with pytest.raises(ValueError, match="returns has shape"):
         masked.explained_variance(X, X[:, :2], MASK)
     assert masked.explained_variance(X, X, none).isnan()

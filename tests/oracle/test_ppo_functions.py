@@ -184,7 +184,7 @@ def test_with_the_reward_model_the_critic_starts_as_its_part_of_the_score(traine
 @pytest.mark.parametrize("kind", ["adapter", "head"])
 @pytest.mark.parametrize(
     "changes",
-    [BOTH, {**ALONE, "kl_penalty": "loss", "kl_estimator": "k3", "whiten_rewards": True, "entropy_coef": 0.1}],
+    [BOTH, {**ALONE, "kl_penalty": "loss", "kl_estimator": "k3", "entropy_coef": 0.1}],
 )
 def test_a_response_that_is_not_judged_counts_as_one_that_was_never_sampled(trained, rollout, kind, changes):
     """In the update of policy and critic, also where a micro-batch or a whole minibatch has no other."""

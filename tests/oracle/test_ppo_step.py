@@ -79,12 +79,9 @@ def reference_step(
             shaped.append(-kl_coef * kl if o.kl_penalty == "reward" else torch.zeros(spans[i][1]))
             score = (shared.score_heads["reward"](states(i, "reward")[-1]).item() - NORM[0]) / NORM[1]
             score = 1 / (1 + math.exp(-score)) if o.sigmoid_scores else score
-            score = max(-o.score_clip, min(o.score_clip, score)) if o.score_clip else score
             shaped[i][-1] += score - (o.missing_eos_penalty or 0.0) * (not rollout.ended[i])
-        flat = torch.cat(shaped)
         for i, (_, n) in enumerate(spans):
-            rewards = (shaped[i] - flat.mean()) / flat.std() + flat.mean() if o.whiten_rewards else shaped[i]
-            delta = rewards + o.gamma * torch.cat([before[i][1:], torch.zeros(1)]) - before[i]
+            delta = shaped[i] + o.gamma * torch.cat([before[i][1:], torch.zeros(1)]) - before[i]
             decay = o.gamma * o.lam
             terms = [[decay ** (k - t) * delta[k] for k in range(t, n)] for t in range(n)]
             advantages.append(torch.stack([sum(later, torch.zeros(())) for later in terms]))
@@ -133,9 +130,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"kl_penalty": "loss", "kl_estimator": "k2"},
     {"kl_penalty": "loss", "kl_estimator": "k3", "kl_coef": 2.0},
     {"entropy_coef": 0.5},
-    {"whiten_rewards": True},
     {"sigmoid_scores": True, "normalize_scores": False},
-    {"score_clip": 0.3},
     {"kl_estimator": "k2", "kl_coef": 2.0},
     {"kl_estimator": "k3", "kl_coef": 2.0},
     {"cliprange_value": None},

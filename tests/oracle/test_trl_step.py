@@ -143,7 +143,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"beta": 0.2, "loss_type": "grpo", "scale_rewards": "batch"},
     {"loss_type": "dr_grpo", "scale_rewards": "none"},
     {"loss_type": "cispo", "epsilon_high": 5.0, "beta": 0.2},
-    {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.3, "beta": 0.2, "use_bias_correction_kl": False},
+    {"loss_type": "gmpo", "epsilon": 0.4, "epsilon_high": 0.3},
     *({"corrected": mode} for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")),
     {"corrected": "token_truncate", "loss_type": "cispo", "epsilon_high": 1.2, "temperature": 0.7, "beta": 0.2},
 ]

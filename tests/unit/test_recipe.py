@@ -310,7 +310,7 @@ def test_only_settings_that_decide_a_stage_count_for_it():
     assert deciding("sft", {}) == deciding("sft", {"ppo.kl_coef": 0.9})
     assert differences(deciding("ppo", {}), deciding("ppo", {"ppo.kl_coef": 0.9})) == ["ppo.kl_coef"]
     assert deciding("ppo", {}) != deciding("ppo", {"sft.learning_rate": 0.5})
-    rounding: recipe.Changes = {"hardware.trunk": "lean", "hardware.deterministic": True, "lora.r": 4}
+    rounding: recipe.Changes = {"hardware.trunk": "lean", "lora.r": 4}
     assert differences(deciding("ppo", {}), deciding("ppo", rounding)) == ["lora.r"]
     other = recipe.load(CPU, {"hardware.memory_gb": 24.0, "sft.max_samples": 8}).recipe
     assert changed_settings(deciding("sft", {}), other, "sft") == ["sft.max_samples"], "the card decides nothing"

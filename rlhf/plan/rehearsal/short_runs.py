@@ -163,7 +163,6 @@ def _little_around(stage: StageName, options: OnlineOptions) -> Changes:
         "adapter": "last",
         "max_eval_samples": _evaluated(options),
         "max_samples": None,
-        "max_update_kl": None,
         # stand-in prompts have no answers; functions take no memory
         "reward_funcs": ["model" if options.model_scores else "length(most=1)"],
         "reward_weights": None,

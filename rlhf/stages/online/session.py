@@ -309,7 +309,7 @@ class Session:
         if best is None:
             limit = options.best_kl_limit
             within = "" if limit is None else f" within best_kl_limit: {limit} nats/token"
-            say(f"{run.stage}: no checkpoint has a finite {options.best_by or 'score'}{within}; the result is the last")
+            say(f"{run.stage}: no checkpoint has a finite score{within}; the result is the last")
         elif best != state.step:
             state.take_policy(run.checkpoints.of(best))
             self._policy_samples = None

@@ -38,8 +38,6 @@ GRAD_NORM_KEYS: dict[TrainedRole, str] = {
     "policy": "policy/grad_norm",
     "value": "val/grad_norm",
 }  # names of the logged gradient norms
-APPROX_KL = "policy/approxkl_avg"  # the statistic of a minibatch that `max_update_kl` limits
-STOPPED_AT = "policy/approxkl_stop"  # the same of the minibatch that ended an update, and was not used
 BatchT = TypeVar("BatchT", bound=TrainingBatch)
 AddGradients = Callable[[BatchT, Tensor], dict[str, float]]
 
@@ -124,18 +122,13 @@ class TrainState:
             return {"update/optimizer_steps": 0, "lr": lr}
         with self._ready_to_learn():
             used: list[dict[str, float]] = []  # statistics of the minibatches with which a step was taken
-            stopped: dict[str, float] = {}
             for rows in self._minibatches(len(counted)):
                 if not counted[rows].any():
                     continue
                 stats = add_gradients(batch, rows)
-                limit = self.options.max_update_kl
-                if used and limit is not None and stats[APPROX_KL] > limit:  # its gradients are dropped
-                    stopped = {STOPPED_AT: stats[APPROX_KL]}
-                    break
                 used.append(stats | self.step_optimizer())
         means = {name: sum(stats[name] for stats in used) / len(used) for name in used[0]}
-        return means | stopped | {"update/optimizer_steps": len(used), "lr": lr}
+        return means | {"update/optimizer_steps": len(used), "lr": lr}
 
     def _minibatches(self, count: int) -> Iterator[Tensor]:
         """Yield the rows of each minibatch of a batch of `count` rows, pass by pass, each in a new random order."""
