@@ -7,23 +7,6 @@ from pydantic import Field
 from rlhf.run.records import Amount, Count, Record
 
 
-class TrainerState(Record):
-    """The keys of transformers' trainer_state.json that a resumed run depends on."""
-
-    epoch: Amount
-    global_step: Count
-    max_steps: Count
-    logging_steps: Amount
-    eval_steps: Amount
-    save_steps: Amount
-    train_batch_size: Count | None
-    num_train_epochs: Count
-    num_input_tokens_seen: Count
-    total_flos: Amount
-    log_history: list[dict[str, object]]
-    stateful_callbacks: dict[str, object]
-
-
 class SchedulerState(Record):
     """The state of one of torch's learning-rate schedules, in scheduler.pt and in PPO's state.pt."""
 

@@ -315,12 +315,6 @@ class Checkpoint(Record):
     log_lines: dict[Name, Count] | None = None  # lines of each log at the checkpoint; older ones lack it
 
 
-class BestCheckpoint(Record):
-    """The content of checkpoints/best.json."""
-
-    best_step: Count | None
-
-
 class Generated(Record):
     """The content of made.json beside generated data: the hash of each file."""
 

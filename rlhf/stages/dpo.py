@@ -6,6 +6,7 @@ Loss: -log σ(β [(log π(y_c) - log π_ref(y_c)) - (log π(y_r) - log π_ref(y_
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,19 +19,15 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation.policies import gains_with_intervals
 from rlhf.evaluation.reward_model import accuracy
 from rlhf.evaluation.samples import examples
-from rlhf.models.adapters import save_adapter
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.process import distributed
 from rlhf.recipe.schema import Dpo
 from rlhf.run.directory import StageRun
-from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
-from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
-from rlhf.stages.supervised.policy import log_ratios, measure_against_start, policy_at_its_start
-from rlhf.stages.supervised.step_means import ROWS, StepMeans
-from rlhf.stages.supervised.trainer import EncodedRowsTrainer
-from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
+from rlhf.stages.supervised.pairs import stage_pairs
+from rlhf.stages.supervised.policy import log_ratios, measure_against_start, train_policy
+from rlhf.stages.supervised.trainer import ROWS, RunTrainer
+from rlhf.stages.supervised.training import arguments
 from rlhf.terminal.progress import working
 
 
@@ -44,38 +41,26 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     pairs = stage_pairs(run, tokenizer, split, options)
     prompts = corpus.prompts("dpo").test[: recipe.evaluate.max_samples]
 
-    _fit(run, tokenizer, pairs, device, telemetry)
-    free_memory()
+    settings = arguments(DPOConfig, run, options, max_length=None, **losses_of(options))
+    best_step = train_policy(
+        run,
+        device,
+        tokenizer,
+        telemetry,
+        partial(_Trainer, args=settings, sft_weight=options.sft_weight),
+        [_row(pair) for pair in pairs.training],
+        [_row(pair) for pair in pairs.validation],
+        pairs.lengths(),
+        pairs=True,
+    )
 
     with telemetry.phase("evaluate"):
         before, after, shared = measure_against_start(run, tokenizer, corpus, prompts, device)
         with working("dpo: scoring held-out pairs"):
             preferred = preference_accuracy(shared, tokenizer, pairs.heldout, 2 * options.per_device_train_batch_size)
     counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
-    metrics = gains_with_intervals(before, after, recipe.start) | counts | best_step_metric(run)
+    metrics = gains_with_intervals(before, after, recipe.start) | counts | best_step
     return Result(metrics, telemetry.costs(), examples(prompts, {recipe.start: before, "dpo": after}))
-
-
-def _fit(
-    run: StageRun, tokenizer: DialogueTokenizer, pairs: StagePairs, device: torch.device, telemetry: Telemetry
-) -> None:
-    """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
-    recipe = run.loaded.recipe
-    options = recipe.options(Dpo)
-    torch.manual_seed(recipe.seed)
-    with telemetry.phase("load"):
-        model = policy_at_its_start(run, device)
-    trainer = _Trainer(
-        model=model,
-        args=arguments(DPOConfig, run, options, max_length=None, **losses_of(options)),
-        train_dataset=rows_to_dataset([_row(pair) for pair in pairs.training]),
-        eval_dataset=rows_to_dataset([_row(pair) for pair in pairs.validation]) if pairs.validation else None,
-        processing_class=tokenizer.hf,
-        sft_weight=options.sft_weight,
-    )
-    weights = train(trainer, run, telemetry, pairs.lengths(), pairs=True)
-    save_adapter(model, run.base.model.revision, run.path / ADAPTER, weights=weights)
-    distributed.barrier()  # every rank reads the adapter
 
 
 def losses_of(options: Dpo) -> dict[str, Any]:
@@ -101,7 +86,7 @@ def preference_accuracy(
     return accuracy(chosen - rejected)
 
 
-class _Trainer(StepMeans, EncodedRowsTrainer, DPOTrainer):
+class _Trainer(RunTrainer, DPOTrainer):
     """TRL's trainer with the changes of a run."""
 
     OVER: ClassVar = {

@@ -8,6 +8,7 @@ With z the mean of log π(y'|x) - log π_ref(y'|x) over answers y' to other prom
 import itertools
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,18 +21,14 @@ from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import gains_with_intervals
 from rlhf.evaluation.samples import examples
-from rlhf.models.adapters import save_adapter
 from rlhf.observe.telemetry import Telemetry
-from rlhf.process import distributed
 from rlhf.recipe.schema import Kto
 from rlhf.run.directory import StageRun
-from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
-from rlhf.stages.supervised.policy import log_ratios, measure_against_start, policy_at_its_start
-from rlhf.stages.supervised.step_means import ROWS, StepMeans
-from rlhf.stages.supervised.trainer import EncodedRowsTrainer
-from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
-from rlhf.terminal import counted, say
+from rlhf.stages.supervised.policy import log_ratios, measure_against_start, train_policy
+from rlhf.stages.supervised.trainer import ROWS, RunTrainer
+from rlhf.stages.supervised.training import arguments
+from rlhf.terminal import say
 from rlhf.terminal.progress import working
 
 
@@ -53,6 +50,9 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     training, cuts = _encode(tokenizer, shuffled[: options.max_samples], options)
     heldout, heldout_cuts = _encode(tokenizer, split.test[: options.max_eval_samples], options)
     run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
+    validation: list[Judged] = []
+    if options.eval_steps:
+        validation, _ = _encode(tokenizer, split.validation[: options.max_eval_samples], options)
     prompts = corpus.prompts(run.stage).test[: recipe.evaluate.max_samples]
 
     good = sum(judged.good for judged in training)
@@ -60,20 +60,27 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         kinds = ("good", "bad") if good else ("bad", "good")
         say("kto: all {} training answers are {}: add {} ones with --data".format(len(training), *kinds))
     batch_size = options.per_device_train_batch_size
-    cut_off = options.max_samples is not None and len(split.train) > options.max_samples
-    more = "raise kto.max_samples" if cut_off else "add a file with --data"
-    train_rows, validation_rows = _rows(training, batch_size, "training", more), []
-    if options.eval_steps:
-        validation, fraction = heldout, "data.heldout_fraction"
-        if split.has_validation:
-            validation, _ = _encode(tokenizer, split.validation[: options.max_eval_samples], options)
-            fraction = "data.validation_fraction"
-        more = "kto.max_eval_samples" if len(split.validation) > options.max_eval_samples else fraction
-        more = f"raise {more}, or set kto.eval_steps to null"
-        validation_rows = _rows(validation, batch_size, "validation", more)
-
-    _fit(run, tokenizer, train_rows, validation_rows, device, telemetry)
-    free_memory()
+    training_rows = _rows(training, batch_size, "kto.max_samples")
+    validation_rows = _rows(validation, batch_size, "kto.max_eval_samples")
+    settings = arguments(
+        KTOConfig,
+        run,
+        options,
+        max_length=None,
+        beta=options.beta,
+        desirable_weight=options.desirable_weight,
+        undesirable_weight=options.undesirable_weight,
+    )
+    best_step = train_policy(
+        run,
+        device,
+        tokenizer,
+        telemetry,
+        partial(_Trainer, args=settings),
+        training_rows,
+        validation_rows,
+        [len(judged.row.prompt) + len(judged.row.response) for judged in training],
+    )
 
     with telemetry.phase("evaluate"):
         before, after, shared = measure_against_start(run, tokenizer, corpus, prompts, device)
@@ -85,46 +92,11 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         "heldout_reward_bad": rewards[~is_good].mean().item(),
     }
     counts = {"train_good": good, "train_bad": len(training) - good, **cuts}
-    metrics = gains_with_intervals(before, after, recipe.start) | telling | counts | best_step_metric(run)
+    metrics = gains_with_intervals(before, after, recipe.start) | telling | counts | best_step
     return Result(metrics, telemetry.costs(), examples(prompts, {recipe.start: before, run.stage: after}))
 
 
-def _fit(
-    run: StageRun,
-    tokenizer: DialogueTokenizer,
-    training: list[dict[str, Any]],
-    validation: list[dict[str, Any]],
-    device: torch.device,
-    telemetry: Telemetry,
-) -> None:
-    """Train and write the adapter. Only this function holds the model, so that `free_memory` can free it afterwards."""
-    recipe = run.loaded.recipe
-    options = recipe.options(Kto)
-    torch.manual_seed(recipe.seed)
-    with telemetry.phase("load"):
-        model = policy_at_its_start(run, device)
-    trainer = _Trainer(
-        model=model,
-        args=arguments(
-            KTOConfig,
-            run,
-            options,
-            max_length=None,
-            beta=options.beta,
-            desirable_weight=options.desirable_weight,
-            undesirable_weight=options.undesirable_weight,
-        ),
-        train_dataset=rows_to_dataset(training),
-        eval_dataset=rows_to_dataset(validation) if validation else None,
-        processing_class=tokenizer.hf,
-    )
-    lengths = [len(row["prompt_ids"]) + len(row["completion_ids"]) for row in training]
-    weights = train(trainer, run, telemetry, lengths)
-    save_adapter(model, run.base.model.revision, run.path / ADAPTER, weights=weights)
-    distributed.barrier()  # every rank reads the adapter
-
-
-class _Trainer(StepMeans, EncodedRowsTrainer, KTOTrainer):
+class _Trainer(RunTrainer, KTOTrainer):
     """TRL's trainer with the changes of a run."""
 
     OVER: ClassVar = {
@@ -171,12 +143,12 @@ def _encode(tokenizer: DialogueTokenizer, rows: Sequence[Example], options: Kto)
     return kept, dict(counts)
 
 
-def _rows(rows: Sequence[Judged], batch_size: int, part: str, more: str) -> list[dict[str, Any]]:
+def _rows(rows: Sequence[Judged], batch_size: int, limit: str) -> list[dict[str, Any]]:
     """Return the rows that TRL's collator takes; each has the answer to another prompt, from which z is estimated.
 
     It is that of the nearest row before it with another prompt, round its micro-batch. Where the micro-batch has one
     prompt alone, as a last one of one row has, it comes from the rows before the micro-batch, round them all. Raises
-    UserError where all rows, those of a `part` of the data, have one prompt; `more` says how to get others.
+    UserError where all rows have one prompt. `limit`: the key that says how many rows are taken.
     """
     taken: list[dict[str, Any]] = []
     for number, (row, good) in enumerate(rows):
@@ -187,8 +159,10 @@ def _rows(rows: Sequence[Judged], batch_size: int, part: str, more: str) -> list
         others = (rows[i].row for i in itertools.chain(in_batch, outside))
         other = next((judged.response for judged in others if judged.prompt != row.prompt), None)
         if other is None:
-            answers = counted(len(rows), f"{part} answer")
-            raise UserError(f"kto: {answers} to one prompt, and KTO compares answers to several: {more}")
+            raise UserError(
+                f"kto: all {len(rows):,} rows within {limit} have one prompt, and KTO compares answers to several: "
+                "raise it, or add rows with --data"
+            )
         ids = {"prompt_ids": row.prompt, "completion_ids": row.response, "KL_completion_ids": other}
         taken.append({**ids, "label": good})
     return taken

@@ -7,7 +7,6 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.corpus import Corpus
-from rlhf.data.pairs import encode_pairs
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
@@ -16,8 +15,7 @@ from rlhf.models.loading import load_base
 from rlhf.models.precision import Model, dtype_of, mixed_precision
 from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe import Recipe, StageName
-from rlhf.recipe.schema import Merge, Rm
+from rlhf.recipe.schema import Merge
 from rlhf.recipe.stages import REWARD_MODELS
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
@@ -25,7 +23,7 @@ from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 
-ROWS, TOKENS = 4, 128  # held-out texts, and tokens of each, for comparing the models
+ROWS, TOKENS = 4, 128  # held-out prompts, and tokens of each, for comparing the models
 EOS_OF_ANSWER = "{% if messages[-1]['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
 ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token, or score, that rounding the weights may cost
 
@@ -33,14 +31,14 @@ ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token, or score, that
 def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
     """Merge an adapter into its base and compare the two. Raises UserError if the merged model lost the adapter."""
     recipe = run.loaded.recipe
-    options = recipe.options(Merge)
+    stage = recipe.options(Merge).stage
     if device.type == "cuda":
         device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
     telemetry = Telemetry(device)
-    is_reward = options.stage in REWARD_MODELS
+    is_reward = stage in REWARD_MODELS
     outputs, distance = (_scores, _rms) if is_reward else (_logprobs, _kl)
-    heldout = _heldout_answers if is_reward else _heldout
-    texts = [torch.tensor([text], device=device) for text in heldout(tokenizer, corpus, recipe)]
+    prompts, _ = tokenizer.encode_prompts(corpus.prompts("merge").test[:ROWS], recipe.evaluate.max_prompt_length)
+    texts = [torch.tensor([prompt[-TOKENS:]], device=device) for prompt in prompts]
 
     with telemetry.phase("merge"):
         # Merging into 4-bit weights would round the adapter away, so 16-bit ones are merged.
@@ -49,59 +47,37 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
             base.config.pad_token_id = tokenizer.pad_id  # the classifier reads the last token that is none
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         of_base = outputs(base, texts)
-        model = attach_adapter(base, run.parents.folder(options.stage))
+        model = attach_adapter(base, run.parents.folder(stage))
         expected = outputs(model, texts)
         merged = model.merge_and_unload()
         if is_reward:
             merged = merged.to(dtype_of(base))  # as transformers loads it: the trained head is float32
-        of_merged = outputs(merged, texts)
-        effect, divergence = distance(expected, of_base), distance(expected, of_merged)
-        _check_merged(effect, divergence, ROUNDING[recipe.model.dtype], "of score" if is_reward else "nats per token")
+        effect, change = distance(expected, of_base), distance(expected, outputs(merged, texts))
+        if not change <= max(0.1 * effect, ROUNDING[recipe.model.dtype]):  # NaN fails too
+            raise UserError(
+                f"merging lost the adapter of {stage}: the merged model is {change:.2g} away from base and adapter, "
+                f"the base alone {effect:.2g} ({'score' if is_reward else 'nats per token'})"
+            )
         if is_reward:
-            _write_normalisation(merged, run, options.stage)
+            _write_normalisation(merged, run)
         _save(run, merged, tokenizer)
-    size = sum(f.stat().st_size for f in (run.path / MODEL).glob("*.safetensors"))
-    largest = (expected - of_merged).abs().max().item()
-    metrics = {
-        "adapter_effect": effect.item(),
-        "base_bytes": base_bytes,
-        "model_bytes": size,
-    }
-    if is_reward:
-        metrics |= {"score_change_of_merging": divergence.item(), "largest_score_difference": largest}
-    else:
-        metrics |= {
-            "kl_of_merging": divergence.item(),
-            "top1_agreement": (expected.argmax(-1) == of_merged.argmax(-1)).float().mean().item(),
-            "largest_logprob_difference": largest,
-        }
-    return Result(metrics, telemetry.costs())
+    return Result(
+        {
+            "adapter_effect": effect,
+            "score_change_of_merging" if is_reward else "kl_of_merging": change,
+            "base_bytes": base_bytes,
+            "model_bytes": sum(file.stat().st_size for file in (run.path / MODEL).glob("*.safetensors")),
+        },
+        telemetry.costs(),
+    )
 
 
-def _check_merged(effect: Tensor, divergence: Tensor, rounding: float, unit: str) -> None:
-    """Raise UserError if the merged model lost the adapter; say so where `rounding` may hide that.
-
-    From base and adapter: `effect` is the distance to the base alone, `divergence` to the merged model, KL or root mean
-    square in the `unit`.
-    """
-    if not divergence <= (0.1 * effect).clamp(min=rounding):  # NaN fails too
-        raise UserError(
-            f"merging lost the adapter: the merged model is {divergence:.2g} {unit} away from base and adapter, the "
-            f"base alone {effect:.2g}"
-        )
-    if effect.item() < rounding:
-        say(
-            f"merge: the adapter changes the base by {effect:.2g} {unit}; rounding may hide so little, so this "
-            "cannot tell whether the merged model has it"
-        )
-
-
-def _write_normalisation(merged: PreTrainedModel, run: StageRun, stage: StageName) -> None:
+def _write_normalisation(merged: PreTrainedModel, run: StageRun) -> None:
     """Write into config.json the mean and standard deviation of a reward model's scores of held-out answers."""
-    summary = read_summary(run.parents.folder(stage))
+    summary = read_summary(run.parents.folder(run.loaded.recipe.options(Merge).stage))
     assert summary is not None  # a stage's parents are finished
     for key in ("score_mean", "score_sd"):
-        setattr(merged.config, key, summary.metrics.get(f"member_1_{key}", summary.metrics[key]))
+        setattr(merged.config, key, summary.metrics[key])
 
 
 def _save(run: StageRun, merged: PreTrainedModel, tokenizer: DialogueTokenizer) -> None:
@@ -138,29 +114,6 @@ def _end_answers(tokenizer: DialogueTokenizer) -> bool:
     return False
 
 
-def _heldout(tokenizer: DialogueTokenizer, corpus: Corpus, recipe: Recipe) -> list[list[int]]:
-    """Return the ends of the first held-out dialogues that fit SFT's limits; SFT has checked that some do.
-
-    A recipe without SFT has held-out prompts in their place.
-    """
-    if recipe.sft is None:
-        prompts = corpus.prompts("merge").test[:ROWS]
-        texts, _ = tokenizer.encode_prompts(prompts, recipe.evaluate.max_prompt_length)
-    else:
-        options = recipe.sft
-        rows = [(row.prompt, row.response) for row in corpus.demonstrations().test[: options.max_eval_samples]]
-        encoded = tokenizer.encode(rows, options.max_prompt_length, options.max_length)[0]
-        texts = [row.prompt + row.response for row in encoded if row][:ROWS]
-    return [text[-TOKENS:] for text in texts]
-
-
-def _heldout_answers(tokenizer: DialogueTokenizer, corpus: Corpus, recipe: Recipe) -> list[list[int]]:
-    """Return the first held-out answers that reward models are measured on, with their prompts."""
-    options = recipe.options(Rm, recipe.options(Merge).stage)
-    pairs, _, _ = encode_pairs(tokenizer, corpus.pairs.test[: options.max_eval_samples], options)
-    return [side.prompt + side.response for pair in pairs[:ROWS] for side in pair]
-
-
 @torch.no_grad()
 def _logprobs(model: Model, texts: Sequence[Tensor]) -> Tensor:
     """Return log-probabilities (tokens, V), float32, of the token after each token."""
@@ -175,11 +128,11 @@ def _scores(model: Model, texts: Sequence[Tensor]) -> Tensor:
         return torch.cat([model(input_ids=ids).logits[:, 0].float() for ids in texts])
 
 
-def _rms(a: Tensor, b: Tensor) -> Tensor:
+def _rms(a: Tensor, b: Tensor) -> float:
     """Return the root mean square of the differences."""
-    return (a - b).square().mean().sqrt()
+    return (a - b).square().mean().sqrt().item()
 
 
-def _kl(p: Tensor, q: Tensor) -> Tensor:
+def _kl(p: Tensor, q: Tensor) -> float:
     """Return KL(p || q) in nats per token, from log-probabilities (tokens, V)."""
-    return (p.exp() * (p - q)).sum(-1).mean()
+    return (p.exp() * (p - q)).sum(-1).mean().item()

@@ -5,6 +5,7 @@ stage.
 """
 
 import torch
+from datasets import Dataset
 from transformers import DataCollatorForLanguageModeling, TrainingArguments
 
 from rlhf.data import tokenize
@@ -18,7 +19,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.trainer import RunTrainer
-from rlhf.stages.supervised.training import arguments, rows_to_dataset, train
+from rlhf.stages.supervised.training import arguments, train
 from rlhf.terminal.progress import working
 
 
@@ -43,7 +44,7 @@ def run_stage(run: StageRun, device: torch.device, untrained: DialogueTokenizer,
     trainer = RunTrainer(
         model=model,
         args=arguments(TrainingArguments, run, options),
-        train_dataset=rows_to_dataset([{"input_ids": ids} for ids in documents]),
+        train_dataset=Dataset.from_list([{"input_ids": ids} for ids in documents]),
         data_collator=DataCollatorForLanguageModeling(tokenizer.hf, mlm=False),
     )
     train(trainer, run, telemetry, [len(ids) for ids in documents])

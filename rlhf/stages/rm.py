@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from datasets import Dataset
 from trl import RewardConfig, RewardTrainer
 
 from rlhf.data.corpus import Corpus
@@ -19,18 +20,17 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
 from rlhf.evaluation.reward_model import accuracy, scores_of
 from rlhf.files import JsonObject
-from rlhf.models.adapters import reward_from_sft, save_adapter
+from rlhf.models.adapters import reward_from_sft
 from rlhf.models.loading import load_base
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.objectives.losses import margin_ranking_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Rm
 from rlhf.run.directory import StageRun
-from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
-from rlhf.stages.supervised.step_means import ROWS, StepMeans
-from rlhf.stages.supervised.training import arguments, best_step_metric, free_memory, rows_to_dataset, train
+from rlhf.stages.supervised.trainer import ROWS, RunTrainer
+from rlhf.stages.supervised.training import arguments, free_memory, train
 from rlhf.terminal.progress import working
 
 SAMPLES = 8  # held-out pairs whose scores are kept
@@ -42,43 +42,12 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     options = recipe.options(Rm, run.stage)
     telemetry = Telemetry(device)
 
-    split = corpus.preferences(run.stage)
-    pairs = stage_pairs(run, tokenizer, split, options)
+    pairs = stage_pairs(run, tokenizer, corpus.preferences(run.stage), options)
 
-    chosen, rejected = _fit(run, tokenizer, pairs, device, telemetry)
+    chosen, rejected, best_step = _fit(run, tokenizer, pairs, device, telemetry)
     free_memory()
     rows = zip(pairs.heldout_rows, chosen.tolist(), rejected.tolist(), strict=True)
     run.logs.samples(0, [_sample_row(tokenizer, *row) for row in itertools.islice(rows, SAMPLES)])
-    return Result(_metrics(run, tokenizer, pairs, chosen, rejected), telemetry.costs())
-
-
-def _fit(
-    run: StageRun, tokenizer: DialogueTokenizer, pairs: StagePairs, device: torch.device, telemetry: Telemetry
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Train one reward model and write it. Return its scores (N,) of the chosen and rejected held-out responses.
-
-    Only this function holds the model, so that `free_memory` can free it afterwards.
-    """
-    recipe = run.loaded.recipe
-    options = recipe.options(Rm, run.stage)
-    torch.manual_seed(run.seed)  # the score head is drawn when the base is loaded
-    with telemetry.phase("load"):
-        base = load_base(run.base, device, head="score")
-        base.config.pad_token_id = tokenizer.pad_id
-        model = reward_from_sft(base, recipe.lora, run.parents.start())
-
-    trainer = _new_trainer(run, model, tokenizer, pairs)
-    weights = train(trainer, run, telemetry, pairs.lengths())
-    save_adapter(model, run.base.model.revision, run.path / ADAPTER, weights=weights)
-
-    with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out pairs"):
-        return _scores(model, tokenizer, pairs.heldout, options)
-
-
-def _metrics(
-    run: StageRun, tokenizer: DialogueTokenizer, pairs: StagePairs, chosen: torch.Tensor, rejected: torch.Tensor
-) -> dict[str, float]:
-    """Return the metrics of the stage, given the scores (N,) of its held-out pairs."""
     margins, both = chosen - rejected, torch.cat([chosen, rejected])
     metrics = {
         "accuracy": accuracy(margins),
@@ -88,21 +57,34 @@ def _metrics(
         "train_pairs": len(pairs.training),
         "heldout_pairs": len(pairs.heldout),
         **pairs.cuts,
-        **best_step_metric(run),
+        **best_step,
     }
-    data = run.loaded.recipe.data
-    if data.has_true_reward:
-        assert data.toy
-        metrics |= _against_best_possible(tokenizer, pairs.heldout_rows, margins, data.toy.bayes_accuracy)
-    return metrics
+    if recipe.data.has_true_reward:
+        assert recipe.data.toy
+        metrics |= _against_best_possible(tokenizer, pairs.heldout_rows, margins, recipe.data.toy.bayes_accuracy)
+    return Result(metrics, telemetry.costs())
 
 
-def _new_trainer(run: StageRun, model: Model, tokenizer: DialogueTokenizer, pairs: StagePairs) -> "_Trainer":
-    """Return TRL's trainer with the recipe's loss, for the training and the validation pairs."""
-    options = run.loaded.recipe.options(Rm, run.stage)
+def _fit(
+    run: StageRun, tokenizer: DialogueTokenizer, pairs: StagePairs, device: torch.device, telemetry: Telemetry
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+    """Train one reward model and write it.
+
+    Returns its scores (N,) of the chosen and rejected held-out responses, and what `train` does. Only this function
+    holds the model, so that `free_memory` can free it afterwards.
+    """
+    recipe = run.loaded.recipe
+    options = recipe.options(Rm, run.stage)
+    torch.manual_seed(run.seed)  # the score head is drawn when the base is loaded
+    with telemetry.phase("load"):
+        base = load_base(run.base, device, head="score")
+        base.config.pad_token_id = tokenizer.pad_id
+        model = reward_from_sft(base, recipe.lora, run.parents.start())
+
     ranking = options.loss_type == "margin_ranking"
     margin = {"margin": options.margin} if options.margin and not ranking else {}
-    return _Trainer(
+    validation = [_row(pair) | margin for pair in pairs.validation]
+    trainer = _Trainer(
         ranking_margin=options.margin if ranking else None,
         model=model,
         args=arguments(
@@ -112,10 +94,14 @@ def _new_trainer(run: StageRun, model: Model, tokenizer: DialogueTokenizer, pair
             max_length=None,  # TRL would drop longer pairs silently; they are cut and counted already
             center_rewards_coefficient=options.center_rewards_coefficient or None,
         ),
-        train_dataset=rows_to_dataset([_row(pair) | margin for pair in pairs.training]),
-        eval_dataset=rows_to_dataset([_row(pair) | margin for pair in pairs.validation]) if pairs.validation else None,
+        train_dataset=Dataset.from_list([_row(pair) | margin for pair in pairs.training]),
+        eval_dataset=Dataset.from_list(validation) if validation else None,
         processing_class=tokenizer.hf,
     )
+    best_step = train(trainer, run, telemetry, pairs.lengths())
+
+    with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out pairs"):
+        return *_scores(model, tokenizer, pairs.heldout, options), best_step
 
 
 def _scores(
@@ -151,7 +137,7 @@ class _Ranking(RewardTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-class _Trainer(StepMeans, _Ranking):
+class _Trainer(RunTrainer, _Ranking):
     """TRL's trainer with the changes of a run."""
 
     def __init__(self, ranking_margin: float | None, **options: Any):

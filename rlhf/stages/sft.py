@@ -2,44 +2,35 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
+from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTConfig, SFTTrainer
 
-from rlhf.data.corpus import Corpus, Prompt, Split
+from rlhf.data.corpus import Corpus, Prompt
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded, Imitated, imitated
 from rlhf.errors import UserError
-from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
+from rlhf.evaluation.likelihood import perplexity, scored_texts
 from rlhf.evaluation.policies import PolicySamples, heldout_sampling
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
-from rlhf.models.adapters import new_adapter, save_adapter
+from rlhf.models.adapters import new_adapter
 from rlhf.models.loading import load_base
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.stages import FEW_SAMPLES
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.run.layout import ADAPTER
 from rlhf.stages.result import Result
 from rlhf.stages.supervised.forward import IGNORED
-from rlhf.stages.supervised.step_means import ROWS, StepMeans
-from rlhf.stages.supervised.training import arguments, best_step_metric, rows_to_dataset, train
+from rlhf.stages.supervised.trainer import ROWS, RunTrainer
+from rlhf.stages.supervised.training import arguments, train
 from rlhf.terminal import say
 from rlhf.terminal.progress import working
-
-
-class _Rows(NamedTuple):
-    """The demonstrations as token ids, without rows whose whole response would be cut off."""
-
-    training: list[Imitated]
-    cuts: dict[str, int]  # counts of what was cut from the training rows
-    validation: list[Encoded]  # none without `eval_steps`
-    heldout: list[ScoredText]
 
 
 def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
@@ -48,8 +39,13 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     options = recipe.options(Sft)
     telemetry = Telemetry(device)
 
-    demonstrations = corpus.demonstrations()
-    rows = _encoded_rows(run, tokenizer, demonstrations)
+    split = corpus.demonstrations()
+    training, cuts = _encode_turns(run, tokenizer, split.train[: options.max_samples])
+    heldout, heldout_cuts = _encode(tokenizer, split.test[: options.max_eval_samples], options)
+    run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
+    validation: list[Encoded] = []
+    if options.eval_steps:
+        validation, _ = _encode(tokenizer, split.validation[: options.max_eval_samples], options)
     prompts = corpus.prompts("sft").test[:FEW_SAMPLES]
 
     torch.manual_seed(recipe.seed)
@@ -57,24 +53,23 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         base = load_base(run.base, device)
         model = new_adapter(base, recipe.lora)
 
-    def perplexity_of(texts: list[ScoredText]) -> float:
-        return perplexity(model, texts, tokenizer.pad_id, options.per_device_train_batch_size)
+    def perplexity_of(rows: list[Encoded]) -> float:
+        return perplexity(model, scored_texts(rows), tokenizer.pad_id, options.per_device_train_batch_size)
 
     def measure() -> tuple[float, list[str]]:
         with telemetry.phase("evaluate"), working("sft: evaluating on held-out rows"):
-            return perplexity_of(rows.heldout), _answers(model, tokenizer, prompts, run)
+            return perplexity_of(heldout), _answers(model, tokenizer, prompts, run)
 
     perplexity_before, answers_before = measure()
     trainer = _Trainer(
         model=model,
         args=arguments(SFTConfig, run, options, max_length=None),
-        train_dataset=rows_to_dataset([_row(row) for row in rows.training]),
-        eval_dataset=rows_to_dataset([_row(imitated(row)) for row in rows.validation]) if rows.validation else None,
+        train_dataset=Dataset.from_list([_row(row) for row in training]),
+        eval_dataset=Dataset.from_list([_row(imitated(row)) for row in validation]) if validation else None,
         processing_class=tokenizer.hf,
-        perplexity=lambda: perplexity_of(scored_texts(rows.validation)),
+        perplexity=lambda: perplexity_of(validation),
     )
-    weights = train(trainer, run, telemetry, [len(row.ids) for row in rows.training])
-    save_adapter(model, run.base.model.revision, run.path / ADAPTER, weights=weights)
+    best_step = train(trainer, run, telemetry, [len(row.ids) for row in training])
     perplexity_after, answers_after = measure()
 
     answers = {"base": PolicySamples.unjudged(answers_before), "sft": PolicySamples.unjudged(answers_after)}
@@ -83,14 +78,14 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         "perplexity": perplexity_after,
         "perplexity_before": perplexity_before,
         "perplexity_ratio": perplexity_after / perplexity_before,
-        "train_examples": len(rows.training),
-        **rows.cuts,
-        **best_step_metric(run),
+        "train_examples": len(training),
+        **cuts,
+        **best_step,
     }
     return Result(metrics, telemetry.costs(), examples(prompts, answers))
 
 
-class _Trainer(StepMeans, SFTTrainer):
+class _Trainer(RunTrainer, SFTTrainer):
     """TRL's trainer with the changes of a run."""
 
     OVER: ClassVar = {"entropy": "tokens", "mean_token_accuracy": "tokens"}
@@ -110,23 +105,27 @@ class _Trainer(StepMeans, SFTTrainer):
         return EvalLoopOutput(None, None, metrics, num_samples=len(dataloader.dataset))  # type: ignore[arg-type]
 
 
-def _encoded_rows(run: StageRun, tokenizer: DialogueTokenizer, demonstrations: Split[Example]) -> _Rows:
-    """Encode the demonstrations, and note in the manifest what was cut."""
+def _encode_turns(
+    run: StageRun, tokenizer: DialogueTokenizer, examples: list[Example]
+) -> tuple[list[Imitated], dict[str, int]]:
+    """Return the training rows as token ids, without those whose whole response is cut off, and counts of the cuts."""
     options = run.loaded.recipe.options(Sft)
-    examples = demonstrations.train[: options.max_samples]
     training, cut = tokenizer.encode_turns(examples, options.max_prompt_length, options.max_length)
     _require(training)
-    cuts = dict(cut)
     if run.is_main:
         answers = sum(1 + len(row.earlier()) for row in examples)
         tokens = sum(sum(row.imitated) for row in training)
         say(f"sft: {tokens:,} tokens of {answers:,} answers are trained, and {cut['dropped']:,} answers left out")
-    heldout, heldout_cuts = _encode(tokenizer, demonstrations.test[: options.max_eval_samples], options)
-    run.describe(cuts={"train": cuts, "heldout": heldout_cuts})
-    validation: list[Encoded] = []
-    if options.eval_steps:
-        validation, _ = _encode(tokenizer, demonstrations.validation[: options.max_eval_samples], options)
-    return _Rows(training, cuts, validation, scored_texts(heldout))
+    return training, dict(cut)
+
+
+def _encode(tokenizer: DialogueTokenizer, rows: list[Example], options: Sft) -> tuple[list[Encoded], dict[str, int]]:
+    """Return held-out rows, of which the last response is scored, and counts of what was cut."""
+    texts = [(row.prompt, row.response) for row in rows]
+    encoded, counts = tokenizer.encode(texts, options.max_prompt_length, options.max_length)
+    complete = [row for row in encoded if row]
+    _require(complete)
+    return complete, dict(counts)
 
 
 def _answers(model: PeftModel, tokenizer: DialogueTokenizer, prompts: list[Prompt], run: StageRun) -> list[str]:
@@ -138,14 +137,6 @@ def _answers(model: PeftModel, tokenizer: DialogueTokenizer, prompts: list[Promp
             model, tokenizer.encode_prompts(prompts, settings.max_prompt_length)[0], tokenizer, settings, replicate=True
         )
     return tokenizer.decode_rows(rollout.tokens, rollout.mask)
-
-
-def _encode(tokenizer: DialogueTokenizer, rows: list[Example], options: Sft) -> tuple[list[Encoded], dict[str, int]]:
-    texts = [(row.prompt, row.response) for row in rows]
-    encoded, counts = tokenizer.encode(texts, options.max_prompt_length, options.max_length)
-    complete = [row for row in encoded if row]
-    _require(complete)
-    return complete, dict(counts)
 
 
 def _require(rows: Sequence[object]) -> None:

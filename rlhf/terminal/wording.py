@@ -23,7 +23,6 @@ SHOWN = {  # phrases of keys that say little by themselves
     "other_eos_rate": "share with another end token",
     "empty_rate": "share of empty answers",
     "equal_rate": "share of answers given twice",
-    "top1_agreement": "same likeliest token",
     "rouge_l": "ROUGE-L",
     "bleu": "BLEU",
     "logprob": "log-probability",

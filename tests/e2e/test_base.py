@@ -198,7 +198,6 @@ def test_an_adapter_of_any_size_is_merged_in_bfloat16_and_one_that_is_lost_is_re
         assert not (tmp_path / ROOT / "merge/summary.json").exists()
     found = run_stages(loaded, tmp_path, "merge")["metrics"]
     assert 0 <= found["kl_of_merging"] <= max(0.1 * found["adapter_effect"], 1e-2)
-    assert found["top1_agreement"] > 0.9
 
 
 def test_a_four_bit_base_is_merged_as_published(trained, tmp_path):

@@ -253,25 +253,23 @@ def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path)
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
-STEP = {"pretrain": 6, "sft": 4, "ppo": 2}
+STEP = 2
 
 
 @pytest.fixture(scope="module")
 def interrupted(trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that stopped behind the checkpoint of STEP."""
+    """A run whose PPO stopped behind the checkpoint of STEP."""
     out: Path = tmp_path_factory.mktemp("interrupted")
-    for stage, step in STEP.items():
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
-            crash(patch, step)
-            before = {"pretrain": (), "sft": ("pretrain",)}.get(stage, PARENTS)
-            run_stages(small(), beside(trained, out / stage, *before), stage)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
+        crash(patch, STEP)
+        run_stages(small(), beside(trained, out, *PARENTS), "ppo")
     return out
 
 
-def resumable(interrupted: Path, out: Path, stage: str) -> Path:
+def resumable(interrupted: Path, out: Path) -> Path:
     """A copy of an interrupted run; returns the folder of its newest checkpoint."""
-    shutil.copytree(interrupted / stage, out, symlinks=True, dirs_exist_ok=True)
-    return out / ROOT / stage / "checkpoints" / f"step-{STEP[stage]:06d}"
+    shutil.copytree(interrupted, out, symlinks=True, dirs_exist_ok=True)
+    return out / ROOT / "ppo/checkpoints" / f"step-{STEP:06d}"
 
 
 def seal(folder: Path) -> None:
@@ -285,46 +283,36 @@ class Harmful:
         return (Path.touch, (Path("unpickled"),))
 
 
-ADAPTER, STATE, OPTIMIZER = "adapter_model.safetensors", "state.pt", "optimizer.pt"
-CHECKPOINTS: list[tuple[str, str, Damage, str]] = [
-    ("sft, bytes", "sft", put(ADAPTER, b"\xff" * 99), ADAPTER),
-    ("sft, lacks one", "sft", tensors(ADAPTER, LACKS[1]), ADAPTER),
-    ("sft, nan", "sft", tensors(ADAPTER, NAN[1]), ADAPTER),
-    ("sft, harmful", "sft", put(OPTIMIZER, {"x": Harmful()}), OPTIMIZER),
-    ("sft, no groups", "sft", saved(OPTIMIZER, lambda s: s.pop("param_groups")), OPTIMIZER),
-    ("sft, moments", "sft", saved(OPTIMIZER, lambda s: first(s["state"]).update(exp_avg=torch.zeros(3))), OPTIMIZER),
-    ("sft, schedule", "sft", saved("scheduler.pt", lambda s: s.update(last_epoch="x")), "scheduler.pt"),
-    ("sft, generator", "sft", saved("rng_state.pth", lambda s: s.pop("cpu")), "step-000004"),
-    ("pretrain, lacks one", "pretrain", tensors("model.safetensors", lambda t: t.pop("model.norm.weight")), "norm"),
-    ("ppo, no norm", "ppo", saved(STATE, lambda s: s.pop("norm")), f"{STATE}: .*norm"),
-    ("ppo, fewer", "ppo", saved(STATE, lambda s: s["policy"].pop()), f"{STATE}: policy"),
-    ("ppo, more", "ppo", saved(STATE, lambda s: s["value"].append(torch.ones(1))), f"{STATE}: value"),
-    ("ppo, shape", "ppo", saved(STATE, lambda s: s["policy"].__setitem__(0, torch.ones(2, 2))), f"{STATE}: policy"),
-    ("ppo, nan", "ppo", saved(STATE, lambda s: s["value"][0].fill_(float("nan"))), f"{STATE}: value"),
-    ("ppo, step", "ppo", saved(STATE, lambda s: s.update(step=7)), f"{STATE} .*step 7"),
-    ("ppo, moments", "ppo",
-     saved(STATE, lambda s: first(s["optimizer"]["state"]).update(exp_avg=torch.zeros(9))), STATE),
-    ("ppo, generator", "ppo", saved(STATE, lambda s: s["random"].pop("torch")), f"{STATE}: .*random.torch"),
-    ("ppo, harmful", "ppo", put(STATE, {"x": Harmful()}), STATE),
-    ("ppo, a list", "ppo", put(STATE, [1, 2]), STATE),
+STATE = "state.pt"
+CHECKPOINTS: list[tuple[str, Damage, str]] = [
+    ("no norm", saved(STATE, lambda s: s.pop("norm")), f"{STATE}: .*norm"),
+    ("fewer", saved(STATE, lambda s: s["policy"].pop()), f"{STATE}: policy"),
+    ("more", saved(STATE, lambda s: s["value"].append(torch.ones(1))), f"{STATE}: value"),
+    ("shape", saved(STATE, lambda s: s["policy"].__setitem__(0, torch.ones(2, 2))), f"{STATE}: policy"),
+    ("nan", saved(STATE, lambda s: s["value"][0].fill_(float("nan"))), f"{STATE}: value"),
+    ("step", saved(STATE, lambda s: s.update(step=7)), f"{STATE} .*step 7"),
+    ("moments", saved(STATE, lambda s: first(s["optimizer"]["state"]).update(exp_avg=torch.zeros(9))), STATE),
+    ("generator", saved(STATE, lambda s: s["random"].pop("torch")), f"{STATE}: .*random.torch"),
+    ("harmful", put(STATE, {"x": Harmful()}), STATE),
+    ("a list", put(STATE, [1, 2]), STATE),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("stage", "damage", "named"), [pytest.param(*r[1:], id=r[0]) for r in CHECKPOINTS])
-def test_a_checkpoint_that_cannot_be_used_is_one_line(interrupted, tmp_path, monkeypatch, stage, damage, named):
+@pytest.mark.parametrize(("damage", "named"), [pytest.param(*r[1:], id=r[0]) for r in CHECKPOINTS])
+def test_a_checkpoint_that_cannot_be_used_is_one_line(interrupted, tmp_path, monkeypatch, damage, named):
     monkeypatch.chdir(tmp_path)
-    folder = resumable(interrupted, tmp_path / "out", stage)
+    folder = resumable(interrupted, tmp_path / "out")
     damage(folder)
     seal(folder)
     with pytest.raises(UserError, match=named) as caught:
-        run_stages(small(), tmp_path / "out", stage, resume=True)
+        run_stages(small(), tmp_path / "out", "ppo", resume=True)
     assert str(folder) in one_line_of(caught) and "--resume" in one_line_of(caught)
     assert not (tmp_path / "unpickled").exists()
 
 
 def test_a_checkpoint_with_a_file_too_many_is_passed_over(interrupted, tmp_path, capsys):
     """transformers would load it instead of the adapter. The checkpoint before it is taken."""
-    folder = resumable(interrupted, tmp_path, "ppo")
+    folder = resumable(interrupted, tmp_path)
     put("pytorch_model.bin", b"x")(folder)
     run_stages(small(), tmp_path, "ppo", resume=True)
     assert "pytorch_model.bin" in capsys.readouterr().err
@@ -332,7 +320,7 @@ def test_a_checkpoint_with_a_file_too_many_is_passed_over(interrupted, tmp_path,
 
 
 def test_nan_in_a_log_is_a_missing_value(interrupted, tmp_path):
-    log = resumable(interrupted, tmp_path, "ppo").parents[1] / "metrics.jsonl"
+    log = resumable(interrupted, tmp_path).parents[1] / "metrics.jsonl"
     row, *rest = log.read_text().splitlines()
     log.write_text("\n".join([json.dumps(json.loads(row) | {"objective/kl": float("nan")}), *rest]) + "\n")
     run_stages(small(), tmp_path, "ppo", resume=True)

@@ -91,7 +91,7 @@ def test_an_exported_reward_model_gives_the_same_scores_from_ids_and_from_messag
     for answer, row in zip(ANSWERS[:4], rows, strict=False):
         messages = [{"role": m.role, "content": m.content} for m in (*PROMPT, Message("assistant", answer))]
         assert tokenizer.apply_chat_template(messages, return_dict=False) == row.prompt + row.response
-    assert metrics["largest_score_difference"] <= 1e-5 < metrics["adapter_effect"]
+    assert metrics["score_change_of_merging"] <= 1e-5 < metrics["adapter_effect"]
 
 
 @pytest.fixture

@@ -22,16 +22,13 @@ OF_TRANSFORMERS, OF_PEFT, OF_TRL, OF_BITSANDBYTES = (
 )
 SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "transformers:Trainer._get_train_sampler": TRAINER,
-    "transformers:Trainer._load_from_checkpoint": TRAINER,
-    "transformers:Trainer._load_optimizer_and_scheduler": TRAINER,
-    "transformers:Trainer._load_rng_state": TRAINER,
     "transformers:Trainer._remove_unused_columns": TRAINER,
     "transformers:Trainer._save_checkpoint": PATHS,
     "transformers:TrainingArguments._setup_devices": OF_TRANSFORMERS,
     "transformers:PreTrainedModel._init_weights": "rlhf/models/random_base.py",
     "transformers:PretrainedConfig._attn_implementation": "rlhf/rollout/library_decoding.py",
-    "trl:SFTTrainer._metrics": "rlhf/stages/sft.py",
-    "trl:DPOTrainer._prepare_dataset": "rlhf/stages/dpo.py",
+    "trl:SFTTrainer._metrics": TRAINER,
+    "trl:DPOTrainer._prepare_dataset": TRAINER,
     "trl.trainer.utils:_use_triton": OF_TRL,
     "trl.kernels.chunked_logprob:_addmm_fp32": OF_TRL,
     "trl.kernels.chunked_logprob:_forward_tile": OF_TRL,

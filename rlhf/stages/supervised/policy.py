@@ -1,10 +1,10 @@
-"""What the stages share that train a policy on rows: where it starts, and how it is measured against its start."""
+"""What DPO and KTO share: a policy is trained from its start, and measured against it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from peft import PeftModel
+from datasets import Dataset
 
 from rlhf.data.batch import collate
 from rlhf.data.corpus import Corpus, Prompt
@@ -15,15 +15,44 @@ from rlhf.models.adapters import new_adapter, trainable_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
+from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.names import Role, SharedRole
 from rlhf.recipe.stages import FEW_SAMPLES
 from rlhf.run.directory import StageRun
+from rlhf.stages.supervised.trainer import RunTrainer
+from rlhf.stages.supervised.training import free_memory, train
 
 
-def policy_at_its_start(run: StageRun, device: torch.device) -> PeftModel:
-    """Return the base with the adapter that is trained: SFT's, or a new one where policies start at the base."""
-    base, start = load_base(run.base, device), run.parents.start()
-    return new_adapter(base, run.loaded.recipe.lora) if start is None else trainable_adapter(base, start)
+def train_policy(
+    run: StageRun,
+    device: torch.device,
+    tokenizer: DialogueTokenizer,
+    telemetry: Telemetry,
+    new_trainer: Callable[..., RunTrainer],
+    training: Sequence[Mapping[str, object]],
+    validation: Sequence[Mapping[str, object]],
+    lengths: Sequence[int],
+    pairs: bool = False,
+) -> dict[str, float]:
+    """Train SFT's adapter, or a new one where policies start at the base, and write it. Returns what `train` does.
+
+    `training` and `validation`: rows as the trainer's collator takes them; `lengths` and `pairs` as in `train`. Nothing
+    holds the model afterwards.
+    """
+    torch.manual_seed(run.loaded.recipe.seed)
+    with telemetry.phase("load"):
+        base, start = load_base(run.base, device), run.parents.start()
+        model = new_adapter(base, run.loaded.recipe.lora) if start is None else trainable_adapter(base, start)
+    trainer = new_trainer(
+        model=model,
+        train_dataset=Dataset.from_list([*training]),
+        eval_dataset=Dataset.from_list([*validation]) if validation else None,
+        processing_class=tokenizer.hf,
+    )
+    metrics = train(trainer, run, telemetry, lengths, pairs)
+    del base, model, trainer
+    free_memory()
+    return metrics
 
 
 class Measured(NamedTuple):

@@ -3,8 +3,8 @@
 import math
 import random
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
+from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import Sampler
 
 from rlhf.process import distributed
@@ -44,16 +44,6 @@ class LengthBuckets(Sampler[int]):
         return (row for batch in (*full, *short) for row in batch)
 
 
-class Order(Protocol):
-    """Rows in an order of their own in each epoch."""
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[int]: ...
-
-
 class ShardedBatches(Sampler[list[int]]):
     """Micro-batches of one rank: the rows of each optimizer's batch are assigned to the ranks in turn.
 
@@ -61,7 +51,7 @@ class ShardedBatches(Sampler[list[int]]):
     rows; the few rows left over, fewer than there are ranks, are not used in this epoch.
     """
 
-    def __init__(self, order: Order, micro_batch: int, accumulated: int):
+    def __init__(self, order: LengthBuckets | SeedableRandomSampler, micro_batch: int, accumulated: int):
         self.order, self.micro_batch, self.accumulated = order, micro_batch, accumulated
 
     def set_epoch(self, epoch: int) -> None:

@@ -1,12 +1,16 @@
-"""What a run changes in the trainers of transformers and TRL: exact weights, the order of rows, the forward pass.
+"""What a run changes in the trainers of transformers and TRL.
 
-It also checks a checkpoint before transformers resumes from it.
+Exact weights, the order of rows, the forward pass, and means of a step: a token or a row counts alike in whatever
+micro-batch it lies, and on whatever rank. TRL takes the mean of what it found in each micro-batch, and transformers
+that of their losses. A token of a micro-batch with short answers would count for more, and so would the rows of a short
+last one: the same settings would train otherwise on a card with room for other micro-batches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
 
 import torch
 from accelerate.data_loader import SeedableRandomSampler
@@ -19,25 +23,29 @@ from transformers.trainer_utils import EvalLoopOutput
 from rlhf.models.precision import Model
 from rlhf.models.random_state import kept_random_state
 from rlhf.process import distributed
-from rlhf.run.checkpoints import with_resume_advice
-from rlhf.run.reader import reading
-from rlhf.stages.supervised.checkpoint import check_parts, check_step
 from rlhf.stages.supervised.forward import LeanSteps, padded_on_the_right, without_mask
 from rlhf.stages.supervised.row_order import LengthBuckets, ShardedBatches
+
+ROWS = "rows"
+EXTREMES: dict[str, Callable[[list[float]], float]] = {"min_reward": min, "max_reward": max}
 
 
 class RunTrainer(Trainer):
     """Base class of the trainers of a run. They name it before TRL's class, so that its methods take precedence.
 
-    It keeps the values and the type of trainable adapters. On a 4-bit base TRL casts them to bfloat16 when a trainer is
-    built, which rounds a warm start away.
+    Its rows are token ids already. It keeps the values and the type of trainable adapters: on a 4-bit base TRL casts
+    them to bfloat16 when a trainer is built, which rounds a warm start away.
     """
 
+    OVER: ClassVar[Mapping[str, str]] = {}  # what a metric is a mean over, as `counts` names it; rows for others
+    around_evaluation: Callable[[], AbstractContextManager[None]] = nullcontext
     _order: LengthBuckets | None = None
     _hides_padding = False
     _lean: LeanSteps | None = None
-    _resumed_from: Path | None = None
-    around_evaluation: Callable[[], AbstractContextManager[None]] = nullcontext
+    _metrics: Any = MappingProxyType({"train": {}, "eval": {}})  # lists of values by name, of TRL, by mode
+    _batches: Sequence[dict[str, float]] = ()  # counts of each micro-batch of the step, on all ranks
+    _number = 0  # of those that are computed
+    _found: dict[str, list[tuple[float, float]]]  # values of a metric in the micro-batches so far, with their counts
 
     def __init__(self, model: Model, **options: Any):
         adapters = isinstance(model, PeftModel)
@@ -46,6 +54,10 @@ class RunTrainer(Trainer):
         for name, parameter in self.trained_model.named_parameters():
             if name in exact:
                 parameter.data = exact[name].to(parameter.device)
+
+    def _prepare_dataset(self, dataset: Any, *_: object, **__: object) -> Any:
+        """Return the rows as they are, in place of TRL's way from texts to token ids."""
+        return dataset
 
     @property
     def trained_model(self) -> Any:
@@ -85,6 +97,15 @@ class RunTrainer(Trainer):
         result: DataLoader[object] = loader
         return result
 
+    def _run_epoch(self, *args: Any, **options: Any) -> None:
+        """Take the steps of an epoch; none after the last step, which a resumed run may have taken in the middle of it.
+
+        transformers looks for the last step after it has taken one more.
+        """
+        if self.state.global_step < self.state.max_steps:
+            run_epoch: Any = super()._run_epoch
+            run_epoch(*args, **options)
+
     # -- the forward pass ----------------------------------------------------------------------------------------------
 
     def hide_right_padding(self) -> None:
@@ -114,16 +135,64 @@ class RunTrainer(Trainer):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         return loss
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+    # -- means of a step -----------------------------------------------------------------------------------------------
+
+    def counts(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """Return how many `rows` a micro-batch has, and of whatever else metrics are means."""
+        return {ROWS: len(inputs["input_ids"])}
+
+    def weigh(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Prepare for the loss of a micro-batch."""
+
+    def of_step(self, values: dict[str, float]) -> None:
+        """Change metrics of a step that follow from others."""
+
+    def share(self, inputs: Mapping[str, torch.Tensor], name: str) -> float:
+        """Return how much of the step's count is in this rank's micro-batch."""
+        return self.counts(inputs)[name] / max(sum(counts[name] for counts in self._batches), 1)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        self._begin(batches)
+        return batches, items
+
+    def _begin(self, batches: Iterable[Mapping[str, torch.Tensor]]) -> None:
+        self._batches = [distributed.sum_of(self.counts(batch), self.args.device) for batch in batches]
+        self._number, self._found = 0, defaultdict(list)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+        if self._number == len(self._batches):  # neither a step nor an evaluation has begun
+            self._begin([inputs])
+        self.weigh(inputs)
+        training = self.trained_model.training
+        metrics = self._metrics["train" if training else "eval"]
+        before = {name: len(values) for name, values in metrics.items()}
         with without_mask(self.trained_model.get_decoder()) if self._hides_padding else nullcontext():
-            return super().compute_loss(*args, **kwargs)
+            result: Any = super().compute_loss(model, inputs, *args, num_items_in_batch=num_items_in_batch, **kwargs)  # type: ignore[misc]
+        counts, self._number = self._batches[self._number], self._number + 1
+        for name, values in metrics.items():
+            if len(values) > before.get(name, 0) and name != "num_tokens":  # a sum, which is set and not appended
+                self._found[name].append((values.pop(), counts[self.OVER.get(name, ROWS)]))
+        if self._number == len(self._batches):
+            self._end(metrics)
+        if not training or num_items_in_batch is not None:  # an evaluation weighs rows; SFT's loss is one over tokens
+            return result
+        weight = self.share(inputs, ROWS) * len(self._batches) * distributed.world()
+        return (result[0] * weight, *result[1:]) if isinstance(result, tuple) else result * weight
+
+    def _end(self, metrics: dict[str, list[float]]) -> None:
+        """Add each metric once for all micro-batches."""
+        values = {name: _together(name, found) for name, found in self._found.items()}
+        self.of_step(values)
+        for name, value in values.items():
+            metrics[name].append(value)
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as the library does. Training goes on as if nothing had been evaluated.
 
-        A loader draws a seed where it begins. TRL logs the metrics of training only while the model is in that mode.
+        TRL logs the metrics of training only while the model is in that mode.
         """
         training = self.trained_model.training
         with self.around_evaluation(), kept_random_state():
@@ -131,74 +200,30 @@ class RunTrainer(Trainer):
         self.trained_model.train(training)
         return metrics
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Evaluate in the batches of one process; of several, each evaluates all of them.
+    def evaluation_loop(self, *_: Any, **__: Any) -> EvalLoopOutput:
+        """Return the mean loss of the validation rows, in the batches of one process; each of several computes all.
 
         The library would divide the rows, and fill a short last batch with rows that count in its mean.
         """
-        if distributed.world() == 1:
-            return super().evaluation_loop(*args, **kwargs)
+        rows, size = list(cast(Any, self.eval_dataset)), self.args.per_device_eval_batch_size
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        batches = [self.data_collator(part) for part in parts]
+        self._begin(batches)
         self.trained_model.eval()
-        total, count = 0.0, 0
-        for batch in self.evaluated_batches():
-            loss, *_ = self.prediction_step(self.trained_model, self.data_collator(batch), prediction_loss_only=True)
+        losses: list[torch.Tensor] = []
+        for part, batch in zip(parts, batches, strict=True):
+            loss = self.prediction_step(self.trained_model, batch, True)[0]  # without outputs
             assert loss is not None
-            total, count = total + loss.item() * len(batch), count + len(batch)
-        return EvalLoopOutput(None, None, {"eval_loss": total / count}, num_samples=count)  # type: ignore[arg-type]
-
-    def evaluated_batches(self) -> Iterator[list[Any]]:
-        """Yield the validation rows in batches of one process."""
-        rows: Any = self.eval_dataset
-        size = self.args.per_device_eval_batch_size
-        for start in range(0, len(rows), size):
-            yield [rows[i] for i in range(start, min(start + size, len(rows)))]
-
-    def _run_epoch(self, *args: Any, **options: Any) -> None:
-        """Take the steps of an epoch; none after the last step, which a resumed run may have taken in the middle of it.
-
-        transformers looks for the last step after it has taken one more.
-        """
-        if self.state.global_step < self.state.max_steps:
-            run_epoch: Any = super()._run_epoch
-            run_epoch(*args, **options)
-
-    # -- the checkpoint of a resumed run -------------------------------------------------------------------------------
-
-    def resume_from(self, folder: Path, divided: bool) -> None:
-        """Check the checkpoint from which training will continue. `divided`: by an engine, in formats of its own.
-
-        Raises UserError for files on which transformers would fail late, continue with wrong values, or unpickle code.
-        """
-        with with_resume_advice(folder):
-            check_step(folder)
-            if not divided:
-                check_parts(self.accelerator.unwrap_model(self.model), folder)
-        self._resumed_from = folder
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Turn every error while the checkpoint is read into one line that names it."""
-        if self._resumed_from is None:
-            yield
-            return
-        with with_resume_advice(self._resumed_from), reading(self._resumed_from):
-            yield
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        with self._reading():
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with self._reading():
-            super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with self._reading():
-            super()._load_rng_state(checkpoint)
+            losses.append(loss.float().cpu().repeat(len(part)))
+        mean = torch.cat(losses).numpy().mean().item()  # numpy's sum, as the library's
+        return EvalLoopOutput(None, None, {"eval_loss": mean}, num_samples=len(rows))  # type: ignore[arg-type]
 
 
-class EncodedRowsTrainer(RunTrainer):
-    """A run's trainer for rows that are token ids already, for which TRL has no option."""
+def _together(name: str, found: list[tuple[float, float]]) -> float:
+    """Return a metric of several micro-batches from its values in them, with their counts; one value is kept as it is.
 
-    def _prepare_dataset(self, dataset: Any, *_: object, **__: object) -> Any:
-        return dataset
+    Without any count, as where no token was trained, it is 0 as in TRL.
+    """
+    if name in EXTREMES or len(found) == 1:
+        return EXTREMES.get(name, min)([value for value, _ in found])
+    return sum(value * count for value, count in found) / max(sum(count for _, count in found), 1)

@@ -4,27 +4,26 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from datasets import Dataset
 from peft import PeftModel
 from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from rlhf.files import write_json
 from rlhf.models import weights as stored
+from rlhf.models.adapters import save_adapter
 from rlhf.models.optimizer import page_states
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe.schema import Dialogues, Optimization
 from rlhf.run import reader, records
-from rlhf.run.checkpoints import require_usable, with_resume_advice
+from rlhf.run.checkpoints import require_usable
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_EVALUATIONS
-from rlhf.run.layout import ADAPTER_FILE, METRICS
+from rlhf.run.layout import ADAPTER, ADAPTER_FILE, METRICS
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.terminal.progress import Bar, working
 
@@ -81,25 +80,22 @@ def arguments(kind: type[ArgumentsT], run: StageRun, options: Optimization, **ov
 
 
 def train(
-    trainer: RunTrainer,
-    run: StageRun,
-    telemetry: Telemetry,
-    lengths: Sequence[int],
-    pairs: bool = False,
-) -> dict[str, torch.Tensor]:
-    """Train to the end; a resumed run continues from its newest checkpoint. `lengths`: tokens of each training row.
+    trainer: RunTrainer, run: StageRun, telemetry: Telemetry, lengths: Sequence[int], pairs: bool = False
+) -> dict[str, float]:
+    """Train to the end, and write the adapter; a resumed run continues from its newest checkpoint.
 
     The trainer evaluates on its validation rows every `eval_steps` and before the last checkpoint. With `adapter: best`
     the model ends with the adapter of the checkpoint whose loss on them is the lowest.
-    `pairs` as in `RunTrainer.use_trunk`.
-    Returns the model's weights by name; under an engine that divides them they are whole on rank 0.
+    `lengths`: tokens of each training row; `pairs` as in `RunTrainer.use_trunk`.
+    Returns the metric `best_step`, the step of that checkpoint, where checkpoints are compared.
     """
     recipe, options = run.loaded.recipe, run.loaded.recipe.section(run.stage)
     assert isinstance(options, Optimization)
+    model = trainer.trained_model
     trainer.remove_callback(PrinterCallback)
     if options.group_by_length:
         trainer.group_by_length(lengths, run.seed)
-    lean = recipe.hardware.trunk == "lean" and isinstance(trainer.model, PeftModel)  # pretrain has no adapters
+    lean = recipe.hardware.trunk == "lean" and isinstance(model, PeftModel)  # pretrain has no adapters
     if lean or recipe.hardware.device == "cuda":  # the library gains nothing on a CPU, and would round differently
         trainer.hide_right_padding()
     if lean:
@@ -108,24 +104,23 @@ def train(
         log = _RunCallback(run, bar, telemetry)
         trainer.add_callback(log)
         trainer.around_evaluation = log.evaluation
-        if run.resumed_from:
-            trainer.resume_from(run.resumed_from, divided=recipe.hardware.engine != "ddp")
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
     # an engine that divides the weights would make each rank count its own share
     if distributed.world() == 1 and trainer.optimizer is not None:
-        telemetry.note_components(trainer.trained_model, trainer.optimizer)
+        telemetry.note_components(model, trainer.optimizer)
+    metrics: dict[str, float] = {}
     if isinstance(options, Dialogues) and options.eval_steps:
-        _take_best(trainer, run)
-    return _weights(trainer, divided=distributed.world() > 1 and recipe.hardware.engine != "ddp")
-
-
-def _weights(trainer: RunTrainer, divided: bool) -> dict[str, torch.Tensor]:
-    """Return the model's weights by name. `divided`: by an engine, which collects them on rank 0."""
-    if not divided:
-        return dict(trainer.trained_model.named_parameters())
-    weights: dict[str, torch.Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    return weights
+        best = distributed.from_main(lambda: choose_checkpoint(run))
+        metrics["best_step"] = math.nan if best is None else best
+        if options.adapter == "best" and best not in (None, trainer.state.global_step):
+            _take(run.checkpoints.of(best), trainer, run)
+    if isinstance(model, PeftModel):
+        divided = distributed.world() > 1 and recipe.hardware.engine != "ddp"  # collected on rank 0
+        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if divided else None
+        save_adapter(model, run.base.model.revision, run.path / ADAPTER, weights=weights)
+        distributed.barrier()  # every rank may read it
+    return metrics
 
 
 class _RunCallback(TrainerCallback):
@@ -153,9 +148,6 @@ class _RunCallback(TrainerCallback):
         )
 
     def on_train_begin(self, args: object, state: Any, control: object, optimizer: Any = None, **_: object) -> None:
-        if self.run.resumed_from:
-            with with_resume_advice(self.run.resumed_from):
-                stored.check_optimizer(optimizer, str(self.run.resumed_from / "optimizer.pt"))
         page_states(optimizer)  # a resumed run has just loaded its states
         self.run.total_steps = state.max_steps
         self.tokens = state.num_input_tokens_seen  # a resumed run starts above 0
@@ -207,27 +199,11 @@ def choose_checkpoint(run: StageRun) -> int | None:
     return best
 
 
-def best_step_metric(run: StageRun) -> dict[str, float]:
-    """Return the metric that names the best checkpoint; nothing if checkpoints were not compared."""
-    best = reader.read(run.path / "checkpoints" / "best.json", records.BestCheckpoint)
-    if best is None:
-        return {}
-    return {"best_step": math.nan if best.best_step is None else best.best_step}
-
-
-def _take_best(trainer: RunTrainer, run: StageRun) -> None:
-    """Choose the best checkpoint and, with `adapter: best`, give the model its adapter."""
-    best = distributed.from_main(lambda: choose_checkpoint(run))
-    options = run.loaded.recipe.section(run.stage)
-    assert isinstance(options, Dialogues)
-    if options.adapter == "last" or best is None or best == trainer.state.global_step:
-        return
-    folder = run.checkpoints.of(best)
+def _take(folder: Path, trainer: RunTrainer, run: StageRun) -> None:
+    """Give the model the adapter of a checkpoint."""
     require_usable(folder, run.stage)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    best_weights = stored.tensors(folder / ADAPTER_FILE)
-    stored.check_shapes(best_weights, stored.adapter_state(model), str(folder / ADAPTER_FILE))
-    stored.set_adapter_state(model, best_weights)
+    stored.set_adapter_state(model, stored.tensors(folder / ADAPTER_FILE))
 
 
 def free_memory() -> None:
@@ -236,8 +212,3 @@ def free_memory() -> None:
     if bitsandbytes is not None:  # its 8-bit optimizers register embeddings for 32 bits and never remove them
         bitsandbytes.optim.GlobalOptimManager.get_instance().module_weight_config_triple.clear()
     gc.collect()  # transformers' Trainer refers to itself
-
-
-def rows_to_dataset(rows: Sequence[Mapping[str, object]]) -> Dataset:
-    """Return rows as a data set in memory, in their order."""
-    return Dataset.from_list(list(rows))
