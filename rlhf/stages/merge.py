@@ -18,7 +18,6 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Merge
 from rlhf.recipe.stages import REWARD_MODELS
 from rlhf.run.directory import StageRun
-from rlhf.run.finished import read_summary
 from rlhf.run.layout import MODEL
 from rlhf.stages.result import Result
 from rlhf.terminal import say
@@ -58,8 +57,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
                 f"merging lost the adapter of {stage}: the merged model is {change:.2g} away from base and adapter, "
                 f"the base alone {effect:.2g} ({'score' if is_reward else 'nats per token'})"
             )
-        if is_reward:
-            _write_normalisation(merged, run)
         _save(run, merged, tokenizer)
     return Result(
         {
@@ -70,14 +67,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         },
         telemetry.costs(),
     )
-
-
-def _write_normalisation(merged: PreTrainedModel, run: StageRun) -> None:
-    """Write into config.json the mean and standard deviation of a reward model's scores of held-out answers."""
-    summary = read_summary(run.parents.folder(run.loaded.recipe.options(Merge).stage))
-    assert summary is not None  # a stage's parents are finished
-    for key in ("score_mean", "score_sd"):
-        setattr(merged.config, key, summary.metrics[key])
 
 
 def _save(run: StageRun, merged: PreTrainedModel, tokenizer: DialogueTokenizer) -> None:

@@ -388,7 +388,7 @@ def test_several_processes_validate_in_the_batches_of_one(trained, tmp_path, mon
     trainer = built("dpo", loaded, beside(trained, tmp_path, "pretrain", "sft"))
     sizes: list[int] = []
 
-    def step(_: Any, batch: dict[str, Tensor], **__: Any) -> tuple[Tensor]:
+    def step(_: Any, batch: dict[str, Tensor], *__: Any) -> tuple[Tensor]:
         sizes.append(len(batch["input_ids"]))
         return (torch.ones(()),)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.models.optimizer import new_optimizer, page_states
+from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.choices import Optimizer
 from rlhf.recipe.schema_online import Ppo
 from rlhf.stages.online.role_passes import ScoreNorm
@@ -94,7 +95,7 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     unused: Any = None
     base = SimpleNamespace(model=SimpleNamespace(revision=None))
     run: Any = SimpleNamespace(resumed_from=None, is_main=False, base=base)
-    callback = _RunCallback(run, unused, unused)
+    callback = _RunCallback(run, unused, Telemetry(torch.device("cpu")))
     callback.on_train_begin(None, SimpleNamespace(num_input_tokens_seen=0, max_steps=1), None, optimizer="theirs")
     assert asked == ["theirs"]
 

@@ -1,7 +1,6 @@
 """What DPO and KTO share: a policy is trained from its start, and measured against it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from datasets import Dataset
@@ -55,21 +54,15 @@ def train_policy(
     return metrics
 
 
-class Measured(NamedTuple):
-    """The start of a policy and the policy: their answers to held-out prompts, and both on one base."""
-
-    before: PolicySamples
-    after: PolicySamples
-    shared: SharedBase  # with the roles `reference` and `policy`
-
-
 def measure_against_start(
     run: StageRun, tokenizer: DialogueTokenizer, corpus: Corpus, prompts: Sequence[Prompt], device: torch.device
-) -> Measured:
-    """Sample answers of a trained policy and of its start, and log the first ones."""
-    recipe = run.loaded.recipe
+) -> tuple[PolicySamples, PolicySamples, SharedBase]:
+    """Sample answers of a trained policy and of its start to held-out prompts, and log the first ones.
+
+    Returns those of the start, those of the policy, and both as the roles `reference` and `policy` of one base.
+    """
+    recipe, hardware = run.loaded.recipe, run.loaded.recipe.hardware
     roles: dict[Role, AdapterStart] = {"policy": run.path, "reference": run.parents.start()}
-    hardware = recipe.hardware
     shared = SharedBase(load_base(run.base, device), roles, lean=hardware.trunk == "lean", joins=hardware.joined_rows)
     sampling, truth = heldout_sampling(recipe.evaluate), recipe.data.has_true_reward
     before, after = (
@@ -78,7 +71,7 @@ def measure_against_start(
     )
     few = prompts[:FEW_SAMPLES]
     run.logs.samples(0, sample_rows(tokenizer, few, {recipe.start: before, run.stage: after}, expected_answers(corpus)))
-    return Measured(before, after, shared)
+    return before, after, shared
 
 
 @torch.no_grad()

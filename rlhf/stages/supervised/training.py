@@ -4,8 +4,8 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_EVALUATIONS
 from rlhf.run.layout import ADAPTER, ADAPTER_FILE, METRICS
 from rlhf.stages.supervised.trainer import RunTrainer
-from rlhf.terminal.progress import Bar, working
+from rlhf.terminal.progress import Bar
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
 # Costs, which telemetry.jsonl records, and TRL's count of tokens, which starts again at 0 when a run is resumed.
@@ -101,9 +101,8 @@ def train(
     if lean:
         trainer.use_trunk(pairs, recipe.hardware.joined_rows)
     with Bar(run.stage) as bar:  # its length is known when training begins
-        log = _RunCallback(run, bar, telemetry)
-        trainer.add_callback(log)
-        trainer.around_evaluation = log.evaluation
+        trainer.add_callback(_RunCallback(run, bar, telemetry))
+        trainer.around_evaluation = partial(telemetry.phase, "evaluate")
         with telemetry.phase("train"):
             trainer.train(resume_from_checkpoint=str(run.resumed_from) if run.resumed_from else None)
     # an engine that divides the weights would make each rank count its own share
@@ -129,23 +128,13 @@ class _RunCallback(TrainerCallback):
     def __init__(self, run: StageRun, bar: Bar, telemetry: Telemetry):
         self.run, self.bar, self.telemetry = run, bar, telemetry
         self.note = ""  # beside the bar
-        # the state at the last record
-        self.tokens = 0
-        self.time, self.cpu = time.monotonic(), time.process_time()
-        self.evaluated = 0.0  # seconds of evaluation since then
+        self.tokens, self.seconds = 0, self._seconds()  # at the last record
 
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        """Count the time inside the block as evaluation, not as training."""
-        start, cpu = time.monotonic(), time.process_time()
-        with self.telemetry.phase("evaluate"), working(f"{self.run.stage}: evaluating on validation rows"):
-            yield
-        seconds = time.monotonic() - start
-        self.time, self.cpu, self.evaluated = (
-            self.time + seconds,
-            self.cpu + time.process_time() - cpu,
-            self.evaluated + seconds,
-        )
+    def _seconds(self) -> dict[str, float]:
+        """Return the time so far in evaluations, and without them."""
+        evaluated = self.telemetry.seconds.get("train/evaluate", 0.0)
+        cpu = self.telemetry.cpu_seconds.get("train/evaluate", 0.0)
+        return {"evaluate": evaluated, "train": time.monotonic() - evaluated, "cpu/train": time.process_time() - cpu}
 
     def on_train_begin(self, args: object, state: Any, control: object, optimizer: Any = None, **_: object) -> None:
         page_states(optimizer)  # a resumed run has just loaded its states
@@ -163,14 +152,12 @@ class _RunCallback(TrainerCallback):
             self.run.logs.metrics(state.global_step, evaluated)
             return
         self.run.logs.metrics(state.global_step, values)
-        now, cpu = time.monotonic(), time.process_time()
-        tokens = state.num_input_tokens_seen - self.tokens
+        seconds, tokens = self._seconds(), state.num_input_tokens_seen - self.tokens
         self.telemetry.count(tokens)
-        spent = {"train": round(now - self.time, 4), "cpu/train": round(cpu - self.cpu, 4), "tokens": tokens}
-        if self.evaluated:
-            spent["evaluate"] = round(self.evaluated, 4)
-        self.run.logs.telemetry(state.global_step, {**spent, "memory_bytes": self.telemetry.memory()})
-        self.tokens, self.time, self.cpu, self.evaluated = state.num_input_tokens_seen, now, cpu, 0.0
+        spent = {name: round(total - self.seconds[name], 4) for name, total in seconds.items()}
+        costs = {**spent, "tokens": tokens, "memory_bytes": self.telemetry.memory()}
+        self.run.logs.telemetry(state.global_step, costs)
+        self.tokens, self.seconds = state.num_input_tokens_seen, seconds
         self.note = f"loss {values['loss']:.4f}" if "loss" in values else self.note
 
     def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
