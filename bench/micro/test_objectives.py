@@ -5,6 +5,7 @@ Whether they are right is for tests/oracle; here a function must return finite n
 
 from collections.abc import Callable
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 from rlhf.objectives import gae, groups, importance, kl, logprobs, losses, masked, rewards
-from rlhf.objectives.choices import KL_ESTIMATORS
+from rlhf.objectives.choices import KlEstimator
 
 ROWS, LENGTH, GROUP = 64, 128, 8  # a batch of responses; of one prompt
 SEEDED = torch.Generator().manual_seed(0)
@@ -23,26 +24,22 @@ LOGP = (A / 10).requires_grad_()  # what a loss is differentiated by
 SCORE = P.clone().requires_grad_()
 BY_PROMPT, ALL = Q.view(-1, GROUP), torch.ones(ROWS // GROUP, GROUP, dtype=torch.bool)
 WEIGHTS = groups.token_weights(MASK, "dapo", ROWS, MASK.sum(), LENGTH)
+TERMS = groups.LossTerms(LOGP, LOGP, P, WEIGHTS, MASK, 0.2, 0.2)
 HIDDEN, OUTPUT = torch.randn(512, 128, generator=SEEDED), torch.randn(8000, 128, generator=SEEDED) / 10
 IDS = torch.randint(0, 8000, (512,), generator=SEEDED)
 
 CALLS: dict[str, Callable[[], object]] = {
     "gae.gae": lambda: gae.gae(A, B, MASK, 1.0, 0.95),
-    "groups.cispo_loss": lambda: groups.cispo_loss(LOGP, B, P, WEIGHTS, MASK, 2.0),
-    "groups.clipped_loss": lambda: groups.clipped_loss(LOGP, P, WEIGHTS, MASK, 0.2, 0.2),
-    "groups.compared_in_groups": lambda: groups.compared_in_groups("group", BY_PROMPT, ALL),
-    "groups.geometric_loss": lambda: groups.geometric_loss(LOGP, P, WEIGHTS, MASK, 0.2, 0.2),
-    "groups.group_relative": lambda: groups.group_relative(BY_PROMPT),
+    **{f"groups.ADVANTAGES[{kind}]": partial(compare, BY_PROMPT, ALL) for kind, compare in groups.ADVANTAGES.items()},
+    **{f"groups.policy_loss[{kind}]": partial(groups.policy_loss, kind, TERMS) for kind in groups.POLICY_LOSSES},
     "groups.group_sd": lambda: groups.group_sd(BY_PROMPT, ALL),
-    "groups.has_signal": lambda: groups.has_signal(BY_PROMPT),
-    "groups.leave_one_out": lambda: groups.leave_one_out(BY_PROMPT),
+    "groups.has_signal": lambda: groups.has_signal(BY_PROMPT, ALL),
     "groups.log_ratios": lambda: groups.log_ratios(LOGP, B, MASK),
-    "groups.policy_loss": lambda: groups.policy_loss("grpo", LOGP, LOGP, P, WEIGHTS, MASK, 0.2, 0.2),
     "groups.pool_log_ratios": lambda: groups.pool_log_ratios(LOGP, MASK, "sequence"),
-    "groups.standardize": lambda: groups.standardize(BY_PROMPT),
+    "groups.standardize": lambda: groups.standardize(BY_PROMPT, ALL),
     "groups.token_weights": lambda: groups.token_weights(MASK, "grpo", ROWS, MASK.sum(), LENGTH),
     "importance.importance_weights": lambda: importance.importance_weights(A, B, MASK, "token_truncate", 2.0),
-    **{f"kl.estimate_kl[{kind}]": partial(kl.estimate_kl, A, B, kind) for kind in KL_ESTIMATORS},
+    **{f"kl.estimate_kl[{kind}]": partial(kl.estimate_kl, A, B, kind) for kind in get_args(KlEstimator)},
     "logprobs.linear_token_logprobs": lambda: logprobs.linear_token_logprobs(HIDDEN, OUTPUT, IDS, 1.0, 256),
     "losses.clipped_surrogate": lambda: losses.clipped_surrogate(LOGP, B, 0.2, 0.2),
     "losses.margin_ranking_loss": lambda: losses.margin_ranking_loss(SCORE, Q, 0.1),
@@ -56,7 +53,6 @@ CALLS: dict[str, Callable[[], object]] = {
     "rewards.shape_rewards": lambda: rewards.shape_rewards(A, P, MASK, 0.1),
     "rewards.shape_scores": lambda: rewards.shape_scores(P, mean=0.1, sd=2.0),
 }
-TRIVIAL = {"kl.adapt", "masked.at_least_float32", "masked.check_mask"}  # compute nothing that grows with a batch
 
 
 def first(found: object) -> Tensor:

@@ -17,8 +17,6 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     False; not whitened. Raises ValueError when shapes differ or a row's real tokens are not a prefix.
     """
     check_mask(mask, rewards=rewards, values=values)
-    if mask.dim() != 2:
-        raise ValueError(f"want (B, R), got {tuple(mask.shape)}")
     if (mask[:, 1:] & ~mask[:, :-1]).any():
         raise ValueError("the real tokens of each row must be a prefix of it")
     r, v = zero_pads(rewards, mask), zero_pads(values, mask)

@@ -49,15 +49,13 @@ def linear_token_logprobs(
 
     Shapes: hidden (N, H); weight (V, H), which gets no gradient; ids (N,) int64. Returns (N,) tensors, two in float32
     or wider and one of bool. At most `chunk` x V logits exist at a time, in two or three copies.
-    Raises ValueError when the shapes do not fit, `entropy` is another word or `weight` requires a gradient.
+    Raises ValueError when the shapes do not fit or `weight` requires a gradient.
     """
     if hidden.dim() != 2 or ids.shape != hidden.shape[:1] or weight.shape[1:] != hidden.shape[1:]:
         raise ValueError(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and ids {tuple(ids.shape)} do not fit: "
             "want (N, H), (V, H) and (N,)"
         )
-    if entropy not in ("none", "value", "gradient"):
-        raise ValueError(f"entropy must be none, value or gradient, not {entropy!r}")
     if weight.requires_grad:
         raise ValueError("the output matrix must be frozen: it would get no gradient from here")
     apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearLogprobs.apply

@@ -89,10 +89,6 @@ def ppo_value_loss(
 def margin_ranking_loss(chosen: Tensor, rejected: Tensor, margin: float) -> Tensor:
     """Return the hinge loss mean(max(0, margin - (c - r))), as torch.nn.MarginRankingLoss with y = 1.
 
-    Shapes: chosen, rejected (B,); returns a 0-dim loss. Raises ValueError when shapes differ or the batch is empty.
+    Shapes: chosen, rejected (B,); returns a 0-dim loss.
     """
-    if chosen.shape != rejected.shape:
-        raise ValueError(f"shapes differ: chosen {tuple(chosen.shape)}, rejected {tuple(rejected.shape)}")
-    if not chosen.numel():
-        raise ValueError("the batch is empty")
     return F.relu(margin - (at_least_float32(chosen) - at_least_float32(rejected))).mean()

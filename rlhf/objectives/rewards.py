@@ -26,11 +26,9 @@ def shape_rewards(kl: Tensor, shaped_scores: Tensor, mask: Tensor, kl_coef: floa
     where mask is False. Raises ValueError when shapes differ or a row has no real token to carry its score.
     """
     check_mask(mask, kl=kl)
-    if shaped_scores.shape != mask.shape[:1] or mask.dim() != 2:
-        shapes = f"{tuple(shaped_scores.shape)} and {tuple(mask.shape)}"
-        raise ValueError(f"want shaped_scores (B,) and mask (B, R), got {shapes}")
     if not mask.any(dim=1).all():
         raise ValueError("a row has no real token to carry its score")
+    check_mask(mask[:, 0], shaped_scores=shaped_scores)
     slots = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, slots, -1).amax(dim=1, keepdim=True)
     return -kl_coef * zero_pads(kl, mask) + zero_pads(shaped_scores.unsqueeze(1), slots == last)

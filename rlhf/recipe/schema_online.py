@@ -290,7 +290,7 @@ class Grpo(GroupBase):
 
     @property
     def advantage(self) -> Advantage:
-        """Return how rewards become advantages: `rlhf.objectives.groups.compared_in_groups`."""
+        """Return how rewards become advantages: `rlhf.objectives.groups.ADVANTAGES`."""
         return self.scale_rewards
 
     @model_validator(mode="after")

