@@ -20,7 +20,7 @@ from rlhf.plan import prediction_file, published_figures
 from rlhf.plan.phases import ON_HOST
 from rlhf.plan.plan import plan_of
 from rlhf.plan.predict import PREDICTED_STAGES
-from rlhf.recipe.published import MET, NOT_COMPARED, verdict_of
+from rlhf.recipe.published import verdict_of
 from rlhf.run import reader
 from rlhf.run.layout import METRICS, SAMPLES
 from rlhf.run.outcomes import Reproduction
@@ -82,7 +82,7 @@ def _learned(record: Mapping[str, Any]) -> tuple[str, str]:
     if not judged and (folder / "published.yaml").exists():  # of rows that are not the recipe's: a run is not compared
         figures = recipes.load(folder).figures
         values = [(f, s["metrics"].get(f.metric)) for f in figures for s in summaries if s["stage"] == f.stage]
-        met = [verdict_of(figure, value).word == MET for figure, value in values]
+        met = [verdict_of(figure, value).word == "met" for figure, value in values]
     targets = f"{sum(met)} of {len(met)} targets met" if met else "no targets"
     return f"{record['recipe']} {record['version']}, {len(record['seeds'])} seeds", targets
 
@@ -248,7 +248,7 @@ def guides() -> str:
             continue
         for row in published_figures.compare(loaded, plan_of(loaded, prediction_file.stages_of(pinned))):
             figure, value = row.figure, row.predicted
-            if figure.metric == "peak_vram_gb" and value is not None and row.verdict.word != NOT_COMPARED:
+            if figure.metric == "peak_vram_gb" and value is not None and row.verdict.word != "not compared":
                 words = figure.text().removesuffix(" GB"), f"{value:.3g}", "–", str(row.verdict)
                 rows.append((loaded.name, figure.stage, *words))
     return markdown(("recipe", "stage", "published, GB", "predicted", "measured", "verdict"), *rows)

@@ -12,7 +12,8 @@ from rlhf.plan.plan import Plan, PlannedPhase, PlannedStage, StageTime
 from rlhf.plan.predict import card_needed_bytes
 from rlhf.plan.published_figures import ComparedFigure
 from rlhf.process.cuda import CONTEXT_BYTES, CONTEXT_SEEN
-from rlhf.recipe import PinnedRecipe, as_yaml, totals
+from rlhf.recipe import PinnedRecipe, as_yaml
+from rlhf.recipe.published import CHAIN
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb, number
@@ -89,9 +90,9 @@ def stage_rows(plan: Plan) -> list[tuple[str, ...]]:
         verdict += f", {planned.verdict}" if planned.verdict else ""
         sizes = gb(planned.peak_bytes), gb(planned.card_needed_bytes)
         rows.append((stage, *sizes, published, verdict, *_time_cells([planned.time])))
-    chain = [plan.stages[stage].time for stage in totals.CHAIN if stage in plan.stages]
-    if len(chain) == len(totals.CHAIN) and None not in chain:
-        rows.append((", ".join(totals.CHAIN), "", "", "", "", *_time_cells(chain)))
+    chain = [plan.stages[stage].time for stage in CHAIN if stage in plan.stages]
+    if len(chain) == len(CHAIN) and None not in chain:
+        rows.append((", ".join(CHAIN), "", "", "", "", *_time_cells(chain)))
     return rows
 
 

@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf.recipe import published
+from rlhf.recipe.pinned import difference
 from rlhf.recipe.published import Verdict
-from rlhf.recipe.released import difference
 from rlhf.recipe.stages import EVALUATE, OF_REWARD_MODELS, REWARD_MODELS, STAGE_TABLE
 from rlhf.run.comparisons import Cost, costs
 from rlhf.run.evidence import HELDOUT_PROMPTS, gains_over_start, of_prompts

@@ -21,9 +21,8 @@ from rlhf.data.rows import KINDS, LEFT_OUT, Document, Example, LeftOut, Preferen
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, sha256
 from rlhf.recipe.choices import OnBadRow, RowType, Turns
-from rlhf.recipe.names import is_commit
 from rlhf.recipe.schema_data import Data
-from rlhf.recipe.strict import Changes, validate, with_overrides
+from rlhf.recipe.strict import Changes, is_commit, validate, with_overrides
 from rlhf.terminal import counted, excerpt
 
 T = TypeVar("T")

@@ -18,10 +18,8 @@ from rlhf.data.worlds import toy
 from rlhf.evaluation.pass_at_k import PerPrompt, pass_at_k
 from rlhf.models.shared_base import SharedBase, check_scores
 from rlhf.process import distributed
-from rlhf.recipe.names import Role
-from rlhf.recipe.schema_evaluate import Evaluate
-from rlhf.recipe.seeds import derived_seed
-from rlhf.recipe.stages import PolicyStart
+from rlhf.recipe.schema import Evaluate
+from rlhf.recipe.stages import PolicyStart, Role, derived_seed
 from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample

@@ -7,8 +7,7 @@ import torch
 
 from rlhf.data.tokenize import Encoded, pad_right
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe.names import ScoreRole
-from rlhf.recipe.stages import RM, SECOND_RM, RewardModelName
+from rlhf.recipe.stages import RM, SECOND_RM, RewardModelName, ScoreRole
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import SUMMARY
 from rlhf.stats import calibration_error, outcomes, sigmoid

@@ -10,8 +10,7 @@ from rlhf.models.loading import load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import Recipe
-from rlhf.recipe.names import Role
-from rlhf.recipe.stages import SFT, PolicyLabel, PolicyName
+from rlhf.recipe.stages import SFT, PolicyLabel, PolicyName, Role
 from rlhf.run.directory import StageRun
 
 

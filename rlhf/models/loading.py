@@ -34,9 +34,7 @@ from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.support import check_lengths
 from rlhf.recipe import shape
-from rlhf.recipe.base import BaseSpec
-from rlhf.recipe.names import is_gguf
-from rlhf.recipe.schema_model import Architecture, Model, Tokenizer
+from rlhf.recipe.schema_model import Architecture, BaseSpec, Model, Tokenizer, is_gguf
 from rlhf.recipe.stages import PRETRAIN
 from rlhf.run.layout import ADAPTER_CONFIG
 from rlhf.run.packages import install_command, require

@@ -24,7 +24,7 @@ from rlhf.models.weights import (
     check_shapes,
     set_adapter_state,
 )
-from rlhf.recipe.names import Role
+from rlhf.recipe.stages import Role
 from rlhf.run.layout import ADAPTER_FILE
 
 AdapterStart = Path | LoraConfig | None  # of a role: a finished stage's folder; a new adapter; none, the base itself

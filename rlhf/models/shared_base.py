@@ -32,7 +32,7 @@ from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.models.traits import logit_scale
 from rlhf.models.weights import reward_weights
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
-from rlhf.recipe.names import Role, ScoreRole
+from rlhf.recipe.stages import Role, ScoreRole
 from rlhf.run.layout import ADAPTER
 
 

@@ -16,10 +16,10 @@ from rlhf.recipe.context import context_length
 from rlhf.recipe.folders import available, default_root
 from rlhf.recipe.learning_rates import adapter_rate
 from rlhf.recipe.model_types import LEAN_TYPES
+from rlhf.recipe.pinned import spread
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.schema_data import ReasoningGym
 from rlhf.recipe.schema_online import MODEL_REWARD
-from rlhf.recipe.shared import spread
 from rlhf.recipe.stages import ONLINE, PPO
 from rlhf.recipe.strict import with_overrides
 from rlhf.run.packages import package_version

@@ -11,8 +11,8 @@ from rlhf.errors import OptionError, UserError, no_such
 from rlhf.files import read_json
 from rlhf.models.fetch import SMALL_FILES
 from rlhf.recipe.model_types import TESTED
-from rlhf.recipe.names import is_commit, is_gguf
-from rlhf.recipe.schema_model import Architecture, PackageFile, Tokenizer
+from rlhf.recipe.schema_model import Architecture, PackageFile, Tokenizer, is_gguf
+from rlhf.recipe.strict import is_commit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

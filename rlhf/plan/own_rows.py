@@ -16,8 +16,7 @@ from rlhf.data.source import read_source
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import Recipe, StageName, TrainingName
-from rlhf.recipe.names import is_gguf
-from rlhf.recipe.schema_model import Model, Tokenizer
+from rlhf.recipe.schema_model import Model, Tokenizer, is_gguf
 from rlhf.recipe.stages import STAGE_TABLE, TRAINING_STAGES
 
 if TYPE_CHECKING:

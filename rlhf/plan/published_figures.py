@@ -7,9 +7,9 @@ from typing import NamedTuple, cast
 from rlhf.files import JsonObject
 from rlhf.plan.phases import ON_HOST
 from rlhf.plan.plan import Plan, PlannedPhase
-from rlhf.recipe import PinnedRecipe, StageName, totals
+from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import Component
-from rlhf.recipe.published import NOT_COMPARED, Figure, Verdict, verdict_of
+from rlhf.recipe.published import CHAIN, Figure, Verdict, verdict_of
 from rlhf.recipe.stages import MERGE, SFT
 from rlhf.terminal.wording import GB
 
@@ -39,7 +39,7 @@ def compared(figure: Figure, figures: Sequence[Figure], plan: Plan) -> ComparedF
     value = None if figure.metric is None else predicted(plan, figure, figure.metric)
     if value is None and figure.not_comparable is None:
         way = "projected with --price" if figure.metric == "cost_usd" else f"known after {figure.stage}"
-        return ComparedFigure(figure, None, Verdict(NOT_COMPARED, way))
+        return ComparedFigure(figure, None, Verdict("not compared", way))
     others = [f for f in figures if (f.stage, f.metric) == (figure.stage, figure.metric)]
     return ComparedFigure(figure, value, verdict_of(figure, value, others))
 
@@ -53,10 +53,10 @@ def predicted(plan: Plan, figure: Figure, metric: str) -> float | None:
     `merged_model_gb`.
     """
     if metric in ("hours", "cost_usd"):
-        return _of_time(plan, totals.CHAIN if figure.stage == "all" else (figure.stage,), metric)
+        return _of_time(plan, CHAIN if figure.stage == "all" else (figure.stage,), metric)
     stage, stages = figure.stage, plan.stages
     if metric == "peak_vram_gb":
-        wanted = (stage,) if stage != "all" else totals.CHAIN if figure.guide else tuple(stages)
+        wanted = (stage,) if stage != "all" else CHAIN if figure.guide else tuple(stages)
         peaks = [stages[name].peak_bytes for name in wanted if name in stages and name not in ON_HOST]
         return max(peaks) / GB if peaks else None
     if metric.startswith("component_gb."):

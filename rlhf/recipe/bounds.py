@@ -4,6 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from rlhf.recipe.stages import SEED_COUNT
+
 # Counts, by what they count; bounds as in docs/keys.yaml.
 Threads = Annotated[int, Field(gt=0, le=1024)]
 Devices = Annotated[int, Field(gt=0, le=1024)]
@@ -22,7 +24,6 @@ Width = Annotated[int, Field(gt=0, le=1_048_576)]  # of a layer
 Rank = Annotated[int, Field(gt=0, le=1_048_576)]  # of an adapter, and its lora_alpha
 Layers = Annotated[int, Field(gt=0, le=1_024)]
 Heads = Annotated[int, Field(gt=0, le=1_024)]  # of an attention layer
-SEED_COUNT = 2**32  # what numpy takes
 Seed = Annotated[int, Field(ge=0, lt=SEED_COUNT)]
 
 NonNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # float32 holds it

@@ -3,8 +3,7 @@
 from collections.abc import Collection
 
 from rlhf.files import JsonObject
-from rlhf.recipe import published, totals
-from rlhf.recipe.published import Figure
+from rlhf.recipe.published import CHAIN, Figure, is_cost
 from rlhf.recipe.schema import Recipe
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.recipe.stages import (
@@ -87,8 +86,8 @@ def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bo
     Data, model or settings that the figure depends on must be the recipe's own. With random weights costs are compared.
     """
     if recipe.model.source == "random":
-        return published.is_cost(figure.metric)
-    stages = totals.CHAIN if figure.stage == "all" else (figure.stage,)
+        return is_cost(figure.metric)
+    stages = CHAIN if figure.stage == "all" else (figure.stage,)
     if figure.stage == EVALUATE:
         stages += POLICIES
     sections = {section for stage in stages for section in deciding_settings(recipe, stage)} - {"hardware", "seed"}

@@ -1,4 +1,8 @@
-"""Reads `recipes/<name>/v<N>/` into a frozen recipe with its hash, its overrides and its figures to compare with."""
+"""Reads `recipes/<name>/v<N>/` into a frozen recipe with its hash, its overrides and its figures to compare with.
+
+A recipe file may have a block `training` with keys of its training sections, written once. A section that lacks a key
+of the block has the block's value. The hash of the file covers the block, and `Recipe` has every value in its place.
+"""
 
 import hashlib
 import json
@@ -9,13 +13,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.files import JsonValue
-from rlhf.recipe.plain_yaml import read_yaml
+from rlhf.files import JsonObject, JsonValue
+from rlhf.recipe import moved
+from rlhf.recipe.plain_yaml import line_of, read_yaml
 from rlhf.recipe.published import Figure
-from rlhf.recipe.released import difference, released_sha256
 from rlhf.recipe.schema import Recipe
-from rlhf.recipe.shared import spread
-from rlhf.recipe.strict import Changes, validate, with_overrides, without_overlap
+from rlhf.recipe.strict import Changes, joined, section_types, validate, with_overrides
+
+BLOCK = "training"
+# The sha256 of each released recipe, by name and version, as `content_hash` has it. An entry never changes.
+RELEASED = {
+    "cpu-tiny/v1": "f2f085fb36b0e023e5e86cf8ab4e6ab139943b02ec2d7b529d04124455b04d80",
+    "cpu-tiny/v2": "70ca0700b0dba784f86e5bf9334fe763ed35e6c91584cc01c787c9767d60d3d3",
+    "cpu-tiny-groups/v1": "5da68ce4bd117fe17008c8c0857b7ace09aab8f1c3b6b869677ff0a9f0f9e3aa",
+    "cpu-tiny-sums/v1": "513caf7103993936a204a09c050a5cb1087956c74f59a05de00bb2352688e700",
+    "cpu-smollm2-sums/v1": "2790725e68d95091df1bbca63b636f85082c270647738ba181b564ff0f8e713e",
+    "cpu-smollm2-chain-sum/v1": "032e79c917ccbb596dd4c5df1e5147ca514513ad8e67166c92aa4711429b4004",
+}
 
 
 class PinnedRecipe(NamedTuple):
@@ -24,7 +38,7 @@ class PinnedRecipe(NamedTuple):
     recipe: Recipe
     directory: Path
     sha256: str  # of the file's content, without overrides
-    overrides: Changes
+    overrides: Changes  # in the order in which they are applied
     figures: tuple[Figure, ...]  # published ones, or targets of our own
 
     @property
@@ -45,7 +59,8 @@ class PinnedRecipe(NamedTuple):
     @property
     def released_sha256(self) -> str | None:
         """Return the sha256 that the recipe was released with if its file was edited since; else None."""
-        return released_sha256(self.name, self.version, self.sha256)
+        released = RELEASED.get(f"{self.name}/{self.version}")
+        return None if released == self.sha256 else released
 
     @property
     def status(self) -> str:
@@ -55,11 +70,11 @@ class PinnedRecipe(NamedTuple):
     def with_changes(self, changes: Mapping[str, JsonValue]) -> "PinnedRecipe":
         """Return the recipe with further overrides."""
         seed = None if "seed" in changes else self.recipe.seed
-        return load(self.directory, {**self.overrides, **changes}, seed)
+        return load(self.directory, joined(self.overrides, changes), seed)
 
 
 def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed: int | None = None) -> PinnedRecipe:
-    """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) and check the result.
+    """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) in their order and check the result.
 
     `directory` may also name the file itself. Another `seed` is not a modification: a released recipe is meant to be
     run with several. The figures of a file that was edited after its release are shown and not compared. Raises
@@ -71,8 +86,8 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
     if file.exists() and not (re.fullmatch(r"v[0-9]+", absolute.name) and absolute.parent.name):
         raise UserError(f"{directory}: a recipe lives in <name>/v<N>/recipe.yaml; rename the folder, for example to v1")
     content = read_yaml(file)
-    overrides = without_overlap(overrides or {})
-    changes = overrides if seed is None else {**overrides, "seed": seed}
+    overrides = dict(overrides or {})
+    changes = overrides if seed is None else overrides | {"seed": seed}
     recipe = validate(Recipe, with_overrides(spread(content, file), changes), file, changes)
     loaded = PinnedRecipe(recipe, directory, content_hash(content), overrides, _figures(directory / "published.yaml"))
     if loaded.released_sha256:
@@ -80,10 +95,42 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
     return loaded
 
 
-def _of_released(figure: Figure) -> Figure:
-    """Return a figure of a released recipe as one that its edited file is not compared with."""
-    reason = figure.not_comparable or f"{'published figure' if figure.guide else 'target'} of the released recipe"
-    return figure.model_copy(update={"not_comparable": reason})
+def content_hash(content: object) -> str:
+    """Return the sha256 of parsed YAML: every value counts, comments and layout do not."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def difference(sha256: str, released: str | None) -> str:
+    """Return in words that a recipe's file differs from its released version; "" where `released` is None."""
+    return f"differs from its released version: sha256 {sha256[:12]}, released {released[:12]}" if released else ""
+
+
+def spread(content: JsonObject, file: Path) -> JsonObject:
+    """Return the content of a recipe file with the keys of its block in the training sections that lack them.
+
+    Raises UserError if the block is no section, or has a key that no training section of a recipe knows.
+    """
+    block = content.get(BLOCK, {})
+    if not isinstance(block, dict):
+        raise UserError(f"{file}:{line_of(file, [BLOCK])}: {BLOCK} is a section: write its keys below it")
+    known = {
+        name: kind.model_fields.keys()
+        for name, field in Recipe.model_fields.items()
+        for kind in section_types(field.annotation)
+        if "learning_rate" in kind.model_fields
+    }
+    for key in block:
+        if not any(key in keys for keys in known.values()):
+            old = next((f"{name}.{key}" for name in known if moved.is_moved(f"{name}.{key}")), None)
+            way_out = moved.in_words(old) if old else f"it takes keys of {', '.join(known)}"
+            raise UserError(f"{file}:{line_of(file, [BLOCK, key])}: unknown key '{BLOCK}.{key}': {way_out}")
+    spread: JsonObject = {}
+    for name, section in content.items():
+        if name in known and isinstance(section, dict):
+            section = {key: value for key, value in block.items() if key in known[name]} | section
+        if name != BLOCK:
+            spread[name] = section
+    return spread
 
 
 def _figures(file: Path) -> tuple[Figure, ...]:
@@ -95,13 +142,12 @@ def _figures(file: Path) -> tuple[Figure, ...]:
         return ()
     content = read_yaml(file)
     rows, guide = content.pop("targets", None), content.pop("guide", None)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{file}: needs a key 'targets' with a list of figures")
-    if content:
-        raise UserError(f"{file}: unknown key '{next(iter(content))}'; the keys are guide and targets")
+    if content or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{file}: has a key 'targets' with a list of figures, and may have a key 'guide'")
     return tuple(validate(Figure, {"guide": guide} | row, file, {}, f"targets.{i}.") for i, row in enumerate(rows))
 
 
-def content_hash(content: object) -> str:
-    """Return the sha256 of parsed YAML: every value counts, comments and layout do not."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def _of_released(figure: Figure) -> Figure:
+    """Return a figure of a released recipe as one that its edited file is not compared with."""
+    reason = figure.not_comparable or f"{'published figure' if figure.guide else 'target'} of the released recipe"
+    return figure.model_copy(update={"not_comparable": reason})

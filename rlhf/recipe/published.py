@@ -5,41 +5,31 @@ explains the words.
 """
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from rlhf.recipe.bounds import Finite
-from rlhf.recipe.stages import StageName
+from rlhf.recipe.bounds import Finite, NonNegative
+from rlhf.recipe.stages import PPO, RM, SFT, StageName
 from rlhf.recipe.strict import AsTuple, Section
 from rlhf.terminal.wording import span
 
-MET: Final = "met"  # a target of our own
-MISSED: Final = "missed"
-REPRODUCED: Final = "reproduced"  # a guide's figure, within its tolerance
-BELOW: Final = "below"
-TOO_HIGH: Final = "below: the guide is too high"  # of a cost
-ABOVE: Final = "above"
-CONTRADICTS: Final = "contradicts itself"  # the guide has another figure for the same, which the value reproduces
-NOT_MEASURED: Final = "not measured"
-NOT_COMPARED: Final = "not compared"  # with the reason
 VerdictWord = Literal[
-    "met",
+    "met",  # a target of our own
     "missed",
-    "reproduced",
+    "reproduced",  # a guide's figure, within its tolerance
     "below",
-    "below: the guide is too high",
+    "below: the guide is too high",  # of a cost
     "above",
-    "contradicts itself",
+    "contradicts itself",  # the guide has another figure for the same, which the value reproduces
     "not measured",
-    "not compared",
+    "not compared",  # with the reason
 ]
-GOOD: Final = (MET, REPRODUCED)
-BAD: Final = (MISSED, ABOVE)
-OPEN: Final = (NOT_MEASURED, NOT_COMPARED)
+GOOD: tuple[VerdictWord, ...] = ("met", "reproduced")
+BAD: tuple[VerdictWord, ...] = ("missed", "above")
+OPEN: tuple[VerdictWord, ...] = ("not measured", "not compared")
 
 ABOUT = "10%"  # the tolerance of a figure that is published as "about" or "~"
 COSTS = ("peak_vram_gb", "hours", "cost_usd", "adapter_gb", "merged_model_gb", "base_model_gb")
@@ -70,7 +60,7 @@ class Figure(Section):
     value: Finite | None = None
     range: Ends = None
     range_of_mean: Ends = None  # over several seeds; targets
-    tolerance: float | str | None = None
+    tolerance: NonNegative | Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)? ?%$")] | None = None
     about: bool = False
     unit: str
     source: str
@@ -82,21 +72,15 @@ class Figure(Section):
             raise ValueError("a figure has a metric that it is compared with, or a reason: not_comparable")
         if (self.value is None) == (self.range is None):
             raise ValueError("a figure has either a value (one number) or a range [low, high]")
-        for key, ends in (("range", self.range), ("range_of_mean", self.range_of_mean)):
-            if ends and (ends == (None, None) or (None not in ends and ends[0] > ends[1])):  # type: ignore[operator]
-                raise ValueError(f"{key}: {list(ends)} has no ends, or the lower one last")
+        for key, (low, high) in {"range": self.range or (0, 0), "range_of_mean": self.range_of_mean or (0, 0)}.items():
+            if (low is None and high is None) or (low is not None and high is not None and low > high):
+                raise ValueError(f"{key}: {[low, high]} has no ends, or the lower one last")
         if self.guide is None and (self.range is None or self.tolerance is not None or self.about):
             raise ValueError("a target of our own (a figure without guide) is a range, without tolerance")
-        if self.guide is not None and (self.range_of_mean or not self.source.startswith(f"{self.guide} > ")):
-            raise ValueError(
-                "a guide's figure has no range_of_mean, and its source begins with the guide's name and ' > '"
-            )
+        if self.guide and (self.range_of_mean or not self.source.startswith(f"{self.guide} > ")):
+            raise ValueError("a guide's figure has no range_of_mean, and its source begins with the guide's name and >")
         if self.about and self.tolerance is not None:
             raise ValueError("about is a tolerance of 10 %; leave out one of the two")
-        if isinstance(self.tolerance, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)? ?%", self.tolerance):
-            raise ValueError(f"tolerance: {self.tolerance} is neither a number nor a percentage such as 10%")
-        if isinstance(self.tolerance, float | int) and not 0 <= self.tolerance < math.inf:
-            raise ValueError(f"tolerance: {self.tolerance} must be 0 or more, and finite")
         return self
 
     def text(self, in_full: bool = False) -> str:
@@ -144,7 +128,7 @@ class Verdict(NamedTuple):
     detail: str = ""
 
     def __str__(self) -> str:
-        separator = ": {}" if self.word == NOT_COMPARED else " ({})"
+        separator = ": {}" if self.word == "not compared" else " ({})"
         return f"{self.word}{separator.format(self.detail) if self.detail else ''}"
 
 
@@ -155,32 +139,34 @@ def verdict_of(figure: Figure, value: float | None, others: Sequence[Figure] = (
     target of our own has met it where that is the better side.
     """
     if figure.not_comparable is not None:
-        return Verdict(NOT_COMPARED, figure.not_comparable)
+        return Verdict("not compared", figure.not_comparable)
     if value is None or not math.isfinite(value):
-        return Verdict(NOT_MEASURED)
+        return Verdict("not measured")
     side = _side(figure, value)
     better = figure.metric in (LESS if side < 0 else MORE)
     if figure.guide is None:
-        return Verdict(MET if not side or better else MISSED, distance(figure, value))
+        return Verdict("met" if not side or better else "missed", distance(figure, value))
     if side and any(not _side(other, value) and _apart(figure, other) for other in others):
-        return Verdict(CONTRADICTS, distance(figure, value))
-    word: VerdictWord = ABOVE if side > 0 else TOO_HIGH if is_cost(figure.metric) else BELOW
-    return Verdict(word if side else REPRODUCED, distance(figure, value))
+        return Verdict("contradicts itself", distance(figure, value))
+    below: VerdictWord = "below: the guide is too high" if is_cost(figure.metric) else "below"
+    return Verdict("above" if side > 0 else below if side < 0 else "reproduced", distance(figure, value))
+
+
+def _bounds(figure: Figure) -> tuple[float, float]:
+    """Return the ends of what a figure accepts, infinite where it is open."""
+    low, high = figure.accepted
+    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 def _side(figure: Figure, value: float) -> int:
     """Return whether a value is below (-1) or above (1) what a figure accepts; 0 within."""
-    low, high = figure.accepted
-    return -1 if low is not None and value < low else int(high is not None and value > high)
+    low, high = _bounds(figure)
+    return -1 if value < low else int(value > high)
 
 
 def _apart(a: Figure, b: Figure) -> bool:
     """Return whether no value is accepted by both figures."""
-    (low, high), (other_low, other_high) = (
-        (-math.inf if ends[0] is None else ends[0], math.inf if ends[1] is None else ends[1])
-        for ends in (a.accepted, b.accepted)
-    )
-    return high < other_low or other_high < low
+    return _bounds(a)[1] < _bounds(b)[0] or _bounds(b)[1] < _bounds(a)[0]
 
 
 def distance(figure: Figure, value: float) -> str:
@@ -206,15 +192,63 @@ def is_cost(metric: str | None) -> bool:
 
 def best(words: Iterable[VerdictWord]) -> VerdictWord | None:
     """Return the most favourable of several verdicts on one value; None without any."""
-    order = (REPRODUCED, MET, TOO_HIGH, BELOW, NOT_COMPARED, NOT_MEASURED, CONTRADICTS, ABOVE, MISSED)
+    open_ends: tuple[VerdictWord, ...] = ("below: the guide is too high", "below", "not compared", "not measured")
+    order = ("reproduced", "met", *open_ends, "contradicts itself", "above", "missed")
     return min(words, key=order.index, default=None)
 
 
-def count(verdicts: Iterable[Verdict], noun: str = "") -> str:
-    """Return verdicts in words: "2 of 3 met", "2 of 3 targets met, 1 not measured"."""
+def count(verdicts: Iterable[Verdict]) -> str:
+    """Return verdicts in words: "2 of 3 met", "2 of 3 reproduced, 1 not measured"."""
     words = [verdict.word for verdict in verdicts]
     judged = [word for word in words if word not in OPEN] or words
-    good = MET if MET in judged or MISSED in judged else REPRODUCED
-    text = " ".join(f"{sum(word in GOOD for word in judged)} of {len(judged)} {noun} {good}".split())
+    good = "met" if {"met", "missed"} & {*judged} else "reproduced"
+    text = f"{sum(word in GOOD for word in judged)} of {len(judged)} {good}"
     left = len(words) - len(judged)
-    return f"{text}, {left} {NOT_MEASURED}" if left else text
+    return f"{text}, {left} not measured" if left else text
+
+
+# -- figures of a whole run (`stage: all`) -----------------------------------------------------------------------------
+
+CHAIN: tuple[StageName, ...] = (SFT, RM, PPO)  # the stages whose hours and cost a published total adds up
+
+
+class Spent(NamedTuple):
+    """The cost of one stage; None for what is not known."""
+
+    peak_vram_gb: float | None
+    hours: float | None
+    cards: int = 1
+
+
+def compare_total(
+    figure: Figure, stages: Mapping[str, Spent], price: float | None = None
+) -> tuple[float | None, Verdict]:
+    """Return the value and the verdict of a figure of all stages together.
+
+    Peak memory is the highest peak, of SFT, reward model and PPO, as the guides count; that of a target of our own is
+    of every stage. Hours and dollars are sums over those three; `price` is in dollars per hour of one card. While
+    stages are missing the value is None, unless it already exceeds the accepted range: costs only grow.
+    """
+    if figure.not_comparable is not None:
+        return None, verdict_of(figure, None)
+    if figure.metric == "cost_usd" and price is None:
+        return None, Verdict("not compared", "needs the price of an hour (--price)")
+    costs = {stage: cost for stage, spent in stages.items() if (cost := _cost(figure.metric, spent, price)) is not None}
+    of_chain = [costs[stage] for stage in CHAIN if stage in costs]
+    missing = [stage for stage in CHAIN if stage not in costs]
+    if figure.metric == "peak_vram_gb":
+        value = max(of_chain if figure.guide else costs.values(), default=None)
+    else:
+        value = sum(of_chain) if of_chain else None
+    if missing and (value is None or value <= _bounds(figure)[1]):
+        return None, Verdict("not compared", f"needs {', '.join(missing)}")
+    return value, verdict_of(figure, value)
+
+
+def _cost(metric: str | None, spent: Spent, price: float | None) -> float | None:
+    """Return what a stage took of a metric of costs; None where it is not known, or is no such metric."""
+    if metric == "peak_vram_gb":
+        return spent.peak_vram_gb
+    if metric == "cost_usd":
+        return None if spent.hours is None else spent.hours * spent.cards * (price or 0.0)
+    return spent.hours if metric == "hours" else None

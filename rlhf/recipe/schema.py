@@ -17,27 +17,27 @@ from pydantic import Field, model_validator
 
 from rlhf.errors import UserError
 from rlhf.objectives.choices import DpoLoss
-from rlhf.recipe.base import BaseSpec
 from rlhf.recipe.bounds import (
     BatchRows,
     Decay,
     Epochs,
+    Name,
     NonNegative,
     Positive,
     Rate,
     RowCount,
+    Samples,
     Seed,
     Steps,
+    Temperature,
     Tokens,
 )
 from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
 from rlhf.recipe.context import context_length, too_long
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.schema_data import Data
-from rlhf.recipe.schema_evaluate import Evaluate
-from rlhf.recipe.schema_model import Hardware, Lora, Model, Tokenizer
+from rlhf.recipe.schema_model import BaseSpec, Hardware, Lora, Model, Tokenizer
 from rlhf.recipe.schema_online import GroupOptions, Grpo, OnlineOptions, Ppo, Rloo
-from rlhf.recipe.seeds import derived_seed
 from rlhf.recipe.stages import (
     POLICIES,
     PRETRAIN,
@@ -50,8 +50,9 @@ from rlhf.recipe.stages import (
     RewardModelName,
     StageName,
     TrainingName,
+    derived_seed,
 )
-from rlhf.recipe.strict import Section
+from rlhf.recipe.strict import Section, check_multiple
 
 
 class Optimization(Section):
@@ -81,8 +82,7 @@ class Optimization(Section):
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
         """Raise ValueError unless checkpoints are saved where a logging window ends."""
-        if self.save_steps % self.logging_steps:  # a logging window that spans a resume would log another mean
-            raise ValueError(f"save_steps: {self.save_steps} must be a multiple of logging_steps: {self.logging_steps}")
+        check_multiple(self, "save_steps", "logging_steps")  # a window that spans a resume would log another mean
         return self
 
     def per_device(self, count: int) -> tuple[int, int]:
@@ -114,20 +114,16 @@ class Dialogues(Optimization):
     adapter: KeptWeights = "last"  # the weights that are kept; best: those with the lowest held-out loss
 
     @model_validator(mode="after")
-    def _check_evaluation(self) -> Self:
-        """Raise ValueError unless every checkpoint comes with an evaluation, where there are any."""
-        if self.eval_steps and (self.save_steps % self.eval_steps or self.eval_steps % self.logging_steps):
-            raise ValueError(
-                f"eval_steps: {self.eval_steps} must divide save_steps: {self.save_steps} and be a multiple of "
-                f"logging_steps: {self.logging_steps}"
-            )
-        if self.adapter == "best" and not self.eval_steps:
-            raise ValueError("adapter: best needs eval_steps: evaluations show which checkpoint is best")
-        return self
+    def _check_dialogues(self) -> Self:
+        """Raise ValueError unless every checkpoint comes with an evaluation, where there are any.
 
-    @model_validator(mode="after")
-    def _check_prompt_length(self) -> Self:
-        """Raise ValueError unless the longest prompt leaves room for a response."""
+        Also unless the longest prompt leaves room for a response.
+        """
+        if self.eval_steps:
+            check_multiple(self, "save_steps", "eval_steps")
+            check_multiple(self, "eval_steps", "logging_steps")
+        elif self.adapter == "best":
+            raise ValueError("adapter: best needs eval_steps: evaluations show which checkpoint is best")
         if self.max_prompt_length >= self.max_length:
             raise ValueError("max_prompt_length must leave room for a response below max_length")
         return self
@@ -186,6 +182,19 @@ class Kto(Dialogues):
         return self
 
 
+class Evaluate(Section):
+    """The comparison of policies with SFT on held-out prompts."""
+
+    max_samples: RowCount
+    batch_size: BatchRows
+    response_length: Tokens
+    max_prompt_length: Tokens
+    temperature: Temperature = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens with this total probability
+    num_samples: Samples = 1  # answers of each policy to each prompt
+    bertscore_model: Name | None = None  # folder of a BERT-like encoder; null: no BERTScore
+
+
 class Merge(Section):
     """The merging of an adapter into the base."""
 
@@ -224,53 +233,44 @@ class Recipe(Section):
     def _check_all(self) -> Self:
         """Raise ValueError for sections that do not fit each other."""
         self._check_sources()
-        self._check_model()
-        self._check_start()
         self._check_supervised()
         self._check_trunk()
         self._check_online()
-        self._check_merge()
-        self._check_lengths()
+        self._check_model()
         return self
 
     def _check_sources(self) -> None:
-        """Raise ValueError unless model, tokenizer and data come from sources that belong together."""
-        if (self.model.source == PRETRAIN) != (self.pretrain is not None):
-            raise ValueError("a recipe has both model.source: pretrain and a pretrain section, or neither")
-        if (self.tokenizer.source == "train") != (self.pretrain is not None):
-            raise ValueError("a recipe has both tokenizer.source: train and a pretrain section, or neither")
+        """Raise ValueError unless model, tokenizer, data and stages belong together."""
+        pretrain, second_rm = self.pretrain is not None, self.second_rm is not None
+        stand_in = self.data.source == "lengths"
+        both = [
+            ("model.source: pretrain", self.model.source == PRETRAIN, "a pretrain section", pretrain),
+            ("tokenizer.source: train", self.tokenizer.source == "train", "a pretrain section", pretrain),
+            ("tokenizer.source: words", self.tokenizer.source == "words", "data.source: lengths", stand_in),
+            ("data.second_rm_fraction", self.data.second_rm_fraction is not None, "a second_rm section", second_rm),
+        ]
+        for one, has_one, other, has_other in both:
+            if has_one != has_other:
+                raise ValueError(f"a recipe has both {one} and {other}, or neither")
         if self.tokenizer.source == "package" and self.model.source != "package":
-            raise ValueError(
-                "tokenizer.source: package is the tokenizer in the model's file: it needs model.source: package"
-            )
+            raise ValueError("tokenizer.source: package, which is in the model's file, needs model.source: package")
         if self.data.source in ("toy", "sums", "lengths") and self.tokenizer.template != "hh":
             raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
-        if (self.data.second_rm_fraction is None) != (self.second_rm is None):
-            raise ValueError("a recipe has both data.second_rm_fraction and a second_rm section, or neither")
-        if self.second_rm is not None and self.rm is None:
+        if second_rm and self.rm is None:
             raise ValueError("second_rm needs a section rm: it is held against that reward model")
-        if (self.tokenizer.source == "words") != self.data.is_stand_in:
-            raise ValueError("a recipe has both tokenizer.source: words and data.source: lengths, or neither")
-
-    def _check_model(self) -> None:
-        """Raise ValueError unless the shape of the model suits its tokenizer, attention and adapters."""
-        shape, words = self.model.architecture, self.tokenizer.vocab_size
-        if self.tokenizer.source == "words" and shape and shape.vocab_size and words != shape.vocab_size:
-            raise ValueError(
-                f"tokenizer.vocab_size: {words} and model.architecture.vocab_size: {shape.vocab_size} differ"
-            )
-        if self.model.attention == "flash_attention_2":
-            if self.hardware.device != "cuda":
-                raise ValueError("model.attention: flash_attention_2 has kernels for CUDA only: use auto")
-            if self.model.dtype != "bfloat16":
-                raise ValueError("model.attention: flash_attention_2 needs model.dtype: bfloat16")
-        if shape and self.lora.r > shape.hidden_size:
-            raise ValueError(f"lora.r: {self.lora.r} is more than model.architecture.hidden_size: {shape.hidden_size}")
-
-    def _check_start(self) -> None:
-        """Raise ValueError where nothing trains a policy."""
         if self.sft is None and not self.policies():
             raise ValueError(f"a recipe without sft needs one of {', '.join(POLICIES)}, which then starts at the base")
+        if self.merge is not None and self.section(self.merge.stage) is None:
+            raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}, or leave out merge")
+
+    def _check_model(self) -> None:
+        """Raise ValueError for a model that its attention or its context does not suit."""
+        on_card = self.hardware.device == "cuda" and self.model.dtype == "bfloat16"
+        if self.model.attention == "flash_attention_2" and not on_card:
+            raise ValueError("model.attention: flash_attention_2 needs hardware.device: cuda and model.dtype: bfloat16")
+        shape = self.model.architecture
+        if shape and (problem := too_long(self.lengths(), context_length(shape.config_keys()))):
+            raise ValueError(f"{problem} (model.architecture.max_position_embeddings)")
 
     def _check_supervised(self) -> None:
         """Raise ValueError for a supervised stage that `hardware.count` processes cannot share."""
@@ -285,10 +285,7 @@ class Recipe(Section):
             if rows < row.least_rows:
                 raise ValueError(f"{stage}.per_device_train_batch_size: {stage} needs at least {row.least_rows}")
             if options.eval_steps and self.hardware.divides_weights:
-                raise ValueError(
-                    f"{stage}.eval_steps needs hardware.engine: ddp or hardware.count: 1, not engine: "
-                    f"{self.hardware.engine}, which divides the weights"
-                )
+                raise ValueError(f"{stage}.eval_steps needs hardware.engine: ddp, whose processes hold all weights")
 
     def _check_trunk(self) -> None:
         """Raise ValueError where the lean trunk cannot compute the passes of this recipe."""
@@ -301,42 +298,20 @@ class Recipe(Section):
         if self.lora.lora_dropout:
             raise ValueError("hardware.trunk: lean needs lora.lora_dropout: 0")
         if self.model.architecture and self.model.architecture.model_type not in LEAN_TYPES:
-            raise ValueError(
-                f"hardware.trunk: lean supports the model types {', '.join(LEAN_TYPES)}, not "
-                f"{self.model.architecture.model_type}: use hardware.trunk: library"
-            )
+            raise ValueError(f"hardware.trunk: lean needs a model of type {', '.join(LEAN_TYPES)}: use library")
 
     def _check_online(self) -> None:
         """Raise ValueError for a stage with samples of its own that does not suit hardware or other sections."""
+        count = self.hardware.count
         for stage, options in self.online().items():
             if options.model_scores and self.rm is None:
                 raise ValueError(f"{stage} needs a section rm: the reward model scores its responses")
-            rows = options.batch_size // options.num_mini_batches
-            if rows % self.hardware.count:
-                raise ValueError(
-                    f"{stage}: batch_size / num_mini_batches, {rows}, must be divisible by hardware.count: "
-                    f"{self.hardware.count}"
-                )
-            if options.batch_size // options.samples_per_prompt % self.hardware.count:
-                raise ValueError(
-                    f"{stage}: batch_size / num_generations must be divisible by hardware.count: {self.hardware.count}"
-                )
-            if options.vllm_url is not None and self.hardware.count > 1:
+            shares = {"num_mini_batches": options.num_mini_batches, "num_generations": options.samples_per_prompt}
+            for key, number in shares.items():
+                if options.batch_size // number % count:
+                    raise ValueError(f"{stage}: batch_size / {key} must be divisible by hardware.count: {count}")
+            if options.vllm_url is not None and count > 1:
                 raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
-
-    def _check_merge(self) -> None:
-        """Raise ValueError for an adapter or a base that this recipe does not have."""
-        if self.merge is None:
-            return
-        if self.section(self.merge.stage) is None:
-            others = "name another stage, or leave out merge"
-            raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}; {others}")
-
-    def _check_lengths(self) -> None:
-        """Raise ValueError for a stage whose longest sequence is too long for the model."""
-        architecture = self.model.architecture
-        if architecture and (problem := too_long(self.lengths(), context_length(architecture.config_keys()))):
-            raise ValueError(f"{problem} (model.architecture.max_position_embeddings)")
 
     def sections(self) -> dict[StageName, StageOptions]:
         """Return the sections of all stages that the recipe has."""

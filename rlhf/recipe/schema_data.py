@@ -7,8 +7,7 @@ from pydantic import Field, model_validator
 
 from rlhf.recipe.bounds import MadeRows, MadeRowsOrZero, Name
 from rlhf.recipe.choices import LengthsShape, OnBadRow, RowSet, RowType, Turns
-from rlhf.recipe.names import is_commit
-from rlhf.recipe.strict import AsTuple, Section
+from rlhf.recipe.strict import AsTuple, Section, check_source
 
 
 class Toy(Section):
@@ -109,49 +108,12 @@ class Data(Section):
         """Return whether the true reward of a response is known."""
         return self.source == "toy"
 
-    @property
-    def is_stand_in(self) -> bool:
-        """Return whether the rows are meaningless words, made for measurements of time and memory."""
-        return self.source == "lengths"
-
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        """Raise ValueError for a source without its keys."""
-        for source, key in (
-            ("toy", "toy"),
-            ("sums", "sums"),
-            ("additions", "additions"),
-            ("reasoning_gym", "reasoning_gym"),
-            ("files", "files"),
-            ("hub", "name"),
-            ("lengths", "lengths"),
-        ):
-            if self.source == source and not getattr(self, key):
-                raise ValueError(f"source: {source} needs {key}")
-        if self.source == "hub" and not is_commit(self.revision):
-            raise ValueError("source: hub needs revision: the 40-digit commit, so that the data can never change")
-        return self
-
-    @model_validator(mode="after")
-    def _check_other_sources(self) -> Self:
-        """Raise ValueError for keys of files or of the hub that the source does not read."""
-        if self.files and self.source != "files":
-            raise ValueError(f"files is set, but source is {self.source}: set source: files, or remove files")
-        unused = [key for key in HUB_KEYS if getattr(self, key) is not None] if self.source != "hub" else []
-        if unused:
-            raise ValueError(
-                f"{unused[0]} is set, but source is {self.source}: set source: hub, or remove {', '.join(unused)}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_columns(self) -> Self:
-        """Raise ValueError for keys about columns beside made rows, and for a format that is none."""
-        unread = [key for key in ROW_KEYS if getattr(self, key) is not None and self.source not in ("files", "hub")]
-        if unread:
-            raise ValueError(f"{unread[0]} is set, but source is {self.source}, which makes its own rows; remove it")
-        if self.format not in FORMATS and not re.fullmatch(r"[\w.]+:\w+", self.format):
-            raise ValueError(f"format: {self.format!r} is none of {', '.join(FORMATS)}, nor module:function of yours")
+        """Raise ValueError for a source without its keys, or with keys that it does not read."""
+        key_of = {"hub": "name"}  # the key that a source needs, where it is not named as the source
+        only = {"files": ("files",)} | dict.fromkeys(HUB_KEYS, ("hub",)) | dict.fromkeys(ROW_KEYS, ("files", "hub"))
+        check_source(self, {self.source: (key_of.get(self.source, self.source),)}, only)
         return self
 
     def own_keys(self) -> list[str]:
@@ -160,7 +122,9 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:
-        """Raise ValueError for a split or a fraction that names no part of the data."""
+        """Raise ValueError for a format that is none, and for a split or a fraction that names no part of the data."""
+        if self.format not in FORMATS and not re.fullmatch(r"[\w.]+:\w+", self.format):
+            raise ValueError(f"format: {self.format!r} is none of {', '.join(FORMATS)}, nor module:function of yours")
         if self.split is not None and not re.fullmatch(r"[\w.-]+", self.split):
             raise ValueError(f"split: {self.split!r} is not the name of one split, such as train_prefs")
         if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:

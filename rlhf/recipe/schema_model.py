@@ -1,7 +1,9 @@
 """The keys of a recipe about the machine and the model: hardware, base, tokenizer and adapters."""
 
-import difflib
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -21,8 +23,7 @@ from rlhf.recipe.bounds import (
 )
 from rlhf.recipe.choices import Device, Template, Trunk
 from rlhf.recipe.model_types import TYPES
-from rlhf.recipe.names import is_commit
-from rlhf.recipe.strict import AsTuple, Section
+from rlhf.recipe.strict import AsTuple, Section, check_source
 
 MOST_HEAD_DIM = 2**20
 SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
@@ -68,16 +69,6 @@ class Architecture(Section):
     num_key_value_heads: Heads
     max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)]
     tie_word_embeddings: bool
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_spelling(cls, content: object) -> object:
-        """Raise ValueError for a key that is almost one of those above; no decoder of transformers has one so alike."""
-        for key in content if isinstance(content, dict) else ():
-            alike = difflib.get_close_matches(str(key), cls.model_fields, 1, 0.9)
-            if alike and str(key) not in alike and abs(len(str(key)) - len(alike[0])) < 2:
-                raise ValueError(f"unknown key '{key}'; nearest: {alike[0]}")
-        return content
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
@@ -161,21 +152,9 @@ class Model(Section):
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         """Raise ValueError for a source of weights without its keys."""
-        if self.source in ("hub", "local") and not self.name:
-            raise ValueError(f"source: {self.source} needs a name")
-        if self.source == "hub" and not is_commit(self.revision):
-            raise ValueError("source: hub needs revision: the 40-digit commit, so that the weights can never change")
-        if self.source in ("pretrain", "random") and self.architecture is None:
-            raise ValueError(f"source: {self.source} needs an architecture")
-        if self.revision is not None and self.source != "hub":
-            raise ValueError(f"revision is set, but source is {self.source}: set source: hub, or remove revision")
-        if self.source == "package" and not (self.files and self.sha256):
-            raise ValueError("source: package needs files and sha256, so that the weights can never change")
-        if (self.files or self.sha256) and self.source != "package":
-            key = "files" if self.files else "sha256"
-            raise ValueError(f"{key} is set, but source is {self.source}: set source: package, or remove {key}")
-        if self.source == "random" and self.architecture and not self.architecture.vocab_size:
-            raise ValueError("source: random needs architecture.vocab_size")
+        needs = {"hub": ("name",), "local": ("name",), "package": ("files", "sha256")}
+        needs |= {"pretrain": ("architecture",), "random": ("architecture",)}
+        check_source(self, needs, {"revision": ("hub",), "files": ("package",), "sha256": ("package",)})
         return self
 
 
@@ -199,38 +178,21 @@ class Tokenizer(Section):
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         """Raise ValueError for a source of the tokenizer without its keys, or with keys that it cannot use."""
-        generated = self.source in ("train", "words")
-        if generated and not self.vocab_size:
-            raise ValueError(f"source: {self.source} needs vocab_size")
-        smallest, content = {
-            "words": (8, "the marks of a dialogue"),
-            "train": (SMALLEST_TRAINED, "every byte and the marks of a dialogue"),
-        }.get(self.source, (1, ""))
-        if self.vocab_size and self.vocab_size < smallest:
-            raise ValueError(f"vocab_size: {self.vocab_size} is too small for {content}; {smallest} or more")
-        if generated and self.template == "chat":
+        needs = {"hub": ("name",), "local": ("name",), "train": ("vocab_size",), "words": ("vocab_size",)}
+        loaded = ("hub", "local", "package")
+        check_source(self, needs, {"revision": ("hub",), "pad_token": loaded, "eos_token": loaded})
+        if self.source == "train" and (self.vocab_size or 0) < SMALLEST_TRAINED:
+            raise ValueError(f"vocab_size: {self.vocab_size} holds no token for every byte: {SMALLEST_TRAINED} or more")
+        if self.source not in loaded and self.template == "chat":
             raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
-        for key in ("pad_token", "eos_token"):
-            if generated and getattr(self, key) is not None:
-                raise ValueError(f"a tokenizer that is made here already has special tokens; leave out {key}")
-        if not generated and self.source != "package" and not self.name:
-            raise ValueError(f"source: {self.source} needs a name")
-        if self.source == "hub" and not is_commit(self.revision):
-            raise ValueError("source: hub needs revision: the 40-digit commit")
-        if self.revision is not None and self.source != "hub":
-            raise ValueError(f"revision is set, but source is {self.source}: set source: hub, or remove revision")
         return self
 
     @model_validator(mode="after")
     def _check_chat_settings(self) -> Self:
         """Raise ValueError for settings of the chat template that cannot be used."""
-        reserved = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"} & set(
-            self.chat_template_kwargs or ()
-        )
-        if reserved:
-            raise ValueError(
-                f"chat_template_kwargs: {reserved.pop()} is set when a conversation is rendered; leave it out"
-            )
+        reserved = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+        if given := reserved.intersection(self.chat_template_kwargs or ()):
+            raise ValueError(f"chat_template_kwargs: {given.pop()} is set for every conversation; leave it out")
         for key in ("system_prompt", "chat_template_kwargs"):
             if self.template != "chat" and getattr(self, key) is not None:
                 raise ValueError(f"{key} is set, but template is {self.template}: set template: chat, or remove {key}")
@@ -252,3 +214,19 @@ class Lora(Section):
         if shared and self.target_modules != "all-linear":
             raise ValueError(f"target_modules: {shared.pop()} stays as it is, because all roles share it; leave it out")
         return self
+
+
+class BaseSpec(NamedTuple):
+    """A base with its tokenizer, and what is asked of it: a recipe has all of it, and a program may have no recipe."""
+
+    model: Model
+    tokenizer: Tokenizer
+    pretrained: Path | None = None  # the result of the stage pretrain, for `source: pretrain` and `source: train`
+    seed: int = 0  # of random weights
+    trunk: Trunk = "library"  # lean: the base must be one that the lean trunk runs
+    lengths: Mapping[str, int] = MappingProxyType({})  # longest sequences in tokens, by the keys that set them
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a name is that of a GGUF file."""
+    return name.lower().endswith(".gguf")

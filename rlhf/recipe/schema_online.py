@@ -23,7 +23,7 @@ from rlhf.recipe.bounds import (
     Tokens,
 )
 from rlhf.recipe.choices import CriticKind, KeptWeights, Optimizer, Schedule
-from rlhf.recipe.strict import AsTuple, Section
+from rlhf.recipe.strict import AsTuple, Section, check_multiple
 
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
 
@@ -97,16 +97,11 @@ class OnlineBase(Section):
         return self.reward_funcs != (MODEL_REWARD,) or self.weights != (1.0,)
 
     @property
-    def sampling_differs(self) -> bool:
-        """Return whether the sampler computes another distribution than the one that is trained, beyond rounding."""
-        return self.vllm_url is not None
-
-    @property
     def correction(self) -> SamplingCorrection:
         """Return how the policy loss is corrected for a sampler that differs; `auto` is TRL's default where it does."""
         if self.sampling_correction != "auto":
             return self.sampling_correction
-        return "sequence_mask" if self.sampling_differs else "none"
+        return "none" if self.vllm_url is None else "sequence_mask"
 
     @property
     def samples_per_prompt(self) -> int:
@@ -125,32 +120,21 @@ class OnlineBase(Section):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         """Raise ValueError for keys that cannot be combined."""
-        if self.batch_size % self.num_mini_batches:
-            raise ValueError(
-                f"batch_size {self.batch_size} must be a multiple of num_mini_batches {self.num_mini_batches}"
-            )
-        if self.eval_steps % self.logging_steps or self.save_steps % self.logging_steps:
-            raise ValueError(
-                f"eval_steps: {self.eval_steps} and save_steps: {self.save_steps} must be multiples of logging_steps: "
-                f"{self.logging_steps}"
-            )
+        check_multiple(self, "batch_size", "num_mini_batches")
+        check_multiple(self, "eval_steps", "logging_steps")
+        check_multiple(self, "save_steps", "logging_steps")
+        if self.kl_target is not None and not getattr(self, self.kl_key):
+            raise ValueError(f"kl_target needs {self.kl_key} above 0: it is multiplied, so that 0 stays 0")
         if self.kl_penalty == "loss" and self.kl_estimator == "k1" and not self.corrects_kl:
             raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
         if self.kl_penalty == "loss" and self.kl_estimator == "k2" and self.corrects_kl:
             raise ValueError("kl_estimator: use k3 or k1, not k2: times GRPO's ratio its gradient is wrong")
         if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
             raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
-        return self
-
-    @model_validator(mode="after")
-    def _check_rewards(self) -> Self:
-        """Raise ValueError for keys of rewards that cannot be combined."""
         if len(self.weights) != len(self.reward_funcs):
-            raise ValueError(
-                f"{len(self.reward_funcs)} reward_funcs and {len(self.weights)} reward_weights: give each its weight"
-            )
+            raise ValueError("reward_weights: give each of reward_funcs its weight")
         if not any(self.weights):
-            raise ValueError("reward_weights: all are 0: give at least one reward another weight")
+            raise ValueError("reward_weights: one must not be 0")
         if len(set(self.reward_funcs)) != len(self.reward_funcs):
             raise ValueError("reward_funcs names a reward twice")
         if self.normalize_scores and not self.model_scores:
@@ -189,12 +173,8 @@ class Ppo(OnlineBase):
     @model_validator(mode="after")
     def _check_ppo(self) -> Self:
         """Raise ValueError for keys of PPO that cannot be combined."""
-        if self.kl_target is not None and not self.kl_coef:
-            raise ValueError("kl_target needs kl_coef above 0: the coefficient is multiplied, so that 0 stays 0")
-        if self.sigmoid_scores and self.normalize_scores:
-            raise ValueError("choose one of sigmoid_scores and normalize_scores")
-        if self.sigmoid_scores and not self.model_scores:
-            raise ValueError(f"sigmoid_scores needs {MODEL_REWARD} among reward_funcs: it is about its scores")
+        if self.sigmoid_scores and (self.normalize_scores or not self.model_scores):
+            raise ValueError(f"sigmoid_scores needs {MODEL_REWARD} among reward_funcs, and normalize_scores: false")
         if self.value_warmup_steps >= self.steps:
             raise ValueError("value_warmup_steps must be below steps, or the policy never learns")
         return self
@@ -251,12 +231,8 @@ class GroupBase(OnlineBase):
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
         """Raise ValueError for keys of groups and rewards that cannot be combined."""
-        if self.batch_size % self.num_generations or self.rollout_batch_size % self.num_generations:
-            raise ValueError(
-                f"batch_size and rollout_batch_size must be multiples of num_generations: {self.num_generations}"
-            )
-        if self.kl_target is not None and not self.beta:
-            raise ValueError("kl_target needs beta above 0: the coefficient is multiplied, so that 0 stays 0")
+        check_multiple(self, "batch_size", "num_generations")
+        check_multiple(self, "rollout_batch_size", "num_generations")
         return self
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, get_args
 
 from rlhf.errors import UserError
-from rlhf.recipe.seeds import SeedName
 
 RewardModelName = Literal["rm", "second_rm"]
 GroupName = Literal["rloo", "grpo"]  # stages that compare several responses to a prompt
@@ -19,6 +18,10 @@ TrainingName = Literal["sft", RewardModelName, PolicyName]  # stages that train 
 StageName = Literal["pretrain", TrainingName, "evaluate", "merge"]
 PolicyStart = Literal["sft", "base"]  # where policies start: SFT's adapter, or the base without one
 PolicyLabel = PolicyStart | PolicyName  # what an evaluation measures
+# Roles of adapters on a shared base.
+ScoreRole = Literal["reward", "second_reward"]  # of the reward model, and of the second one
+SharedRole = Literal["policy", "reference", "reward", "second_reward", "value", "base"]  # base: without an adapter
+Role = SharedRole | PolicyName  # in an evaluation each policy has a role too
 
 STAGES: tuple[StageName, ...] = get_args(StageName)
 ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)
@@ -43,6 +46,18 @@ MERGE: Final = "merge"  # one checkpoint
 OF_REWARD_MODELS = tuple(f"{name}/" for name in REWARD_MODELS)  # how their metrics of an evaluation begin
 
 FEW_SAMPLES = 8  # held-out prompts whose answers are logged before and after
+
+
+# Seeds that follow from the recipe's, for draws that must not repeat what training draws. Orders of rows need none:
+# Python's `random.Random` takes a text such as `shuffle:3`, and no two texts share a stream.
+SEED_COUNT = 2**32  # what numpy takes
+SeedName = Literal["heldout_answers", "second_model"]
+
+# Recorded results were drawn with these offsets. They are so far apart that recipes with seeds below 7,000 never meet.
+SEED_OFFSETS: Final[dict[SeedName, int]] = {
+    "heldout_answers": 7_000,  # sampled answers to held-out prompts
+    "second_model": 1_000_000,  # the reward model that only measures
+}
 
 
 class Curve(NamedTuple):
@@ -215,3 +230,8 @@ def stage_name(text: str) -> StageName:
     if text in STAGES:
         return text
     raise UserError(f"{text!r} is not one of {', '.join(STAGES)}")
+
+
+def derived_seed(seed: int, name: SeedName, number: int = 1) -> int:
+    """Return the seed of the draws that are called `name`, or of the `number`-th such draws; it is below 2^32 too."""
+    return (seed + number * SEED_OFFSETS[name]) % SEED_COUNT

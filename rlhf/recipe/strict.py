@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -50,13 +51,13 @@ def validate(
         by_option = line_of(file, key.split(".")[:-1]) is None
     line = None if by_option or not key else line_of(file, key.split("."))
     place = f"{file} with --set" if by_option or (overrides and not key) else f"{file}:{line}" if line else str(file)
-    raise UserError(f"{place}: {_in_words(kind, problem, key, parts, prefix)}")
+    raise UserError(f"{place}: {_in_words(kind, problem, key, prefix)}")
 
 
-def _in_words(kind: type[Section], problem: Mapping[str, Any], key: str, parts: list[str], prefix: str) -> str:
+def _in_words(kind: type[Section], problem: Mapping[str, Any], key: str, prefix: str) -> str:
     """Describe a problem of pydantic's at a key, with the way out."""
     if problem["type"] == "extra_forbidden":
-        way_out = moved.in_words(key) if moved.is_moved(key) else _nearest(kind, parts, prefix)
+        way_out = moved.in_words(key) if moved.is_moved(key) else _nearest(kind, key, prefix)
         return f"unknown key '{key}': {way_out}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
@@ -68,17 +69,42 @@ def _in_words(kind: type[Section], problem: Mapping[str, Any], key: str, parts: 
     return f"{key or 'content'} = {shortened(given, 200)}: {message} ({kind.documented_in})"
 
 
-def _nearest(kind: type[Section], parts: list[str], prefix: str) -> str:
-    """Name the keys that were probably meant, or the page that lists all: alike in the section, else of that name."""
+def _nearest(kind: type[Section], key: str, prefix: str) -> str:
+    """Name the keys that were probably meant, alike or of the same name elsewhere, and the page that lists all."""
     keys = dotted_keys(kind)
-    *section, name = parts or [""]
-    name = COMMON_NAMES.get(name, name.lower())
-    names = [key.split(".")[-1] for key in keys if key.split(".")[:-1] == section]
-    alike = get_close_matches(name, names, cutoff=0.7) or [other for other in names if other.startswith(name)]
-    near = [".".join([*section, other]) for other in alike]
-    near = near or [key for key in keys if key.split(".")[-1] == name] or get_close_matches(".".join(parts), keys)
+    section, dot, name = key.removeprefix(prefix).rpartition(".")
+    name = COMMON_NAMES.get(name, name)
+    near = get_close_matches(section + dot + name, keys, 3, 0.7) or [k for k in keys if k.rpartition(".")[2] == name]
     named = f"nearest: {', '.join(prefix + key for key in near[:3])}; " if near else ""
     return f"{named}{kind.documented_in} lists all"
+
+
+def check_source(section: Any, needs: Mapping[str, Sequence[str]], only: Mapping[str, Sequence[str]]) -> None:
+    """Raise ValueError for a section whose `source` lacks a key that it needs, or has one that only others read.
+
+    needs: source -> keys; only: key -> sources that read it. A hub's revision is a commit.
+    """
+    source = section.source
+    for key in needs.get(source, ()):
+        if not getattr(section, key):
+            raise ValueError(f"source: {source} needs {key}")
+    if source == "hub" and not is_commit(section.revision):
+        raise ValueError("source: hub needs revision: the 40-digit commit, so that nothing can change")
+    for key, sources in only.items():
+        if getattr(section, key) and source not in sources:
+            raise ValueError(f"{key} is set, but source is {source}: remove it, or set source: {' or '.join(sources)}")
+
+
+def check_multiple(section: Section, key: str, of: str) -> None:
+    """Raise ValueError unless the number at a key is a multiple of the one at another."""
+    number, base = getattr(section, key), getattr(section, of)
+    if number % base:
+        raise ValueError(f"{key}: {number} must be a multiple of {of}: {base}")
+
+
+def is_commit(text: str | None) -> bool:
+    """Return whether `text` is a commit, 40 hexadecimal digits, and not a branch or tag, which can move."""
+    return re.fullmatch(r"[0-9a-f]{40}", text or "") is not None
 
 
 def dotted_keys(kind: type[Section], prefix: str = "") -> list[str]:
@@ -101,7 +127,7 @@ def section_types(annotation: object) -> list[type[Section]]:
 def parse_overrides(items: Iterable[str]) -> Changes:
     """Convert ["ppo.kl_coef=0.1"] to {"ppo.kl_coef": 0.1}. Raises UserError.
 
-    Values are YAML, so lists and null work as in the file.
+    Values are YAML, so lists and null work as in the file. Of a key given twice the last counts.
     """
     overrides: Changes = {}
     for item in items:
@@ -109,14 +135,9 @@ def parse_overrides(items: Iterable[str]) -> Changes:
         key = key.strip()
         if not sign or len(key) > MAX_KEY or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise UserError(f"--set {item}: write it as key=value, for example ppo.kl_coef=0.1")
-        if key in overrides:
-            raise UserError(f"--set {item}: {key} is given twice; leave one of them out")
-        for other in overrides:
-            if key.startswith(f"{other}.") or other.startswith(f"{key}."):
-                raise UserError(f"--set {item}: {other} is given too, and one is part of the other; leave one out")
         if value.endswith(",") or re.search(r",\s*\w+(\.\w+)+=", value):
             raise UserError(f"--set {item}: several changes are separated by spaces, without commas")
-        overrides[key] = parse(value, f"--set {item}", lines=False)
+        overrides = joined(overrides, {key: parse(value, f"--set {item}", lines=False)})
     return overrides
 
 
@@ -127,34 +148,21 @@ def as_yaml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # what YAML can hold reads back from JSON
 
 
-def without_overlap(overrides: Mapping[str, JsonValue]) -> Changes:
-    """Return overrides of the same effect, none of which is part of another.
-
-    `--set` refuses two that overlap, because their order would decide; here the later one wins. Code that adds to a
-    user's overrides needs this: it may replace a section in which the user changed a key.
-    """
-    apart: Changes = {}
-    for key, value in overrides.items():
-        outer = next((other for other in apart if key.startswith(f"{other}.")), None)
-        if outer is None:
-            apart = {other: old for other, old in apart.items() if not other.startswith(f"{key}.")} | {key: value}
-        else:
-            section = apart[outer]
-            inner_key = key.removeprefix(f"{outer}.")
-            apart[outer] = with_overrides(section if isinstance(section, dict) else {}, {inner_key: value})
-    return apart
+def joined(overrides: Mapping[str, JsonValue], later: Mapping[str, JsonValue]) -> Changes:
+    """Return both, in the order in which they are applied: the later ones last, also those of a key given before."""
+    return {key: value for key, value in overrides.items() if key not in later} | dict(later)
 
 
 def with_overrides(content: JsonObject, overrides: Mapping[str, JsonValue]) -> JsonObject:
-    """Return a copy of parsed YAML in which each dotted key of `overrides` has its value."""
-    copy: JsonObject = json.loads(json.dumps(content))
+    """Return a copy of parsed YAML in which each dotted key of `overrides` has its value, the later one of two."""
+    changed: JsonObject = deepcopy(content)
     for key, value in overrides.items():
         *path, last = key.split(".")
-        node = copy
+        node = changed
         for section in path:
             inner = node.get(section)
             if not isinstance(inner, dict):
                 inner = node[section] = {}  # validation reports a section that does not exist
             node = inner
-        node[last] = value
-    return copy
+        node[last] = deepcopy(value)  # a later key may lie in it
+    return changed

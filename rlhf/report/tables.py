@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.recipe import as_yaml, published
+from rlhf.recipe.pinned import difference
 from rlhf.recipe.published import Figure, Verdict
-from rlhf.recipe.released import difference
 from rlhf.recipe.stages import EVALUATE, STAGES
 from rlhf.report.records import TITLES, RunRecords
 from rlhf.run import comparisons, reader

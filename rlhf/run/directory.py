@@ -23,7 +23,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, finite, free_name, remove, sha256, sync_tree, write_json
 from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.recipe.base import BaseSpec
+from rlhf.recipe.schema_model import BaseSpec
 from rlhf.recipe.stages import PRETRAIN, PolicyName
 from rlhf.run import reader, records
 from rlhf.run.checkpoints import Checkpoints, checkpoint_step

@@ -15,9 +15,8 @@ from pathlib import Path
 from rlhf.errors import UserError
 from rlhf.files import read_json, replacing, sha256
 from rlhf.recipe import StageName
-from rlhf.recipe.published import Figure, Verdict
+from rlhf.recipe.published import Figure, Verdict, compare_total
 from rlhf.recipe.stages import EVALUATE, POLICIES, PRETRAIN, STAGE_TABLE, STAGES
-from rlhf.recipe.totals import compare_total
 from rlhf.run import reader, records
 from rlhf.run.layout import (
     ADAPTER_CONFIG,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf.recipe import Recipe
-from rlhf.recipe.names import is_gguf
+from rlhf.recipe.schema_model import is_gguf
 from rlhf.run.reader import reading
 
 SMALL = ("config.json", "generation_config.json", "*token*.json", "vocab*", "merges.txt", "*.model", "**/*.jinja")

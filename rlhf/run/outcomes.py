@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.recipe.released import difference
+from rlhf.recipe.pinned import difference
 from rlhf.run.records import Amount, Code, Count, DataFile, Device, Number, Record, Summary
 
 

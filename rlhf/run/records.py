@@ -22,8 +22,7 @@ from pydantic import (
 
 from rlhf.files import JsonObject
 from rlhf.recipe import StageName, moved
-from rlhf.recipe.published import Figure, Verdict, verdict_of
-from rlhf.recipe.totals import Spent
+from rlhf.recipe.published import Figure, Spent, Verdict, verdict_of
 from rlhf.terminal.wording import GB
 
 SCHEMA = 1

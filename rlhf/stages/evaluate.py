@@ -32,10 +32,8 @@ from rlhf.files import JsonObject, write_json
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe import Recipe, StageName
-from rlhf.recipe.names import ScoreRole
-from rlhf.recipe.schema import Rm
-from rlhf.recipe.schema_evaluate import Evaluate
-from rlhf.recipe.stages import RM, SECOND_RM, PolicyLabel, PolicyName, PolicyStart
+from rlhf.recipe.schema import Evaluate, Rm
+from rlhf.recipe.stages import RM, SECOND_RM, PolicyLabel, PolicyName, PolicyStart, ScoreRole
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS
 from rlhf.run.layout import SUMMARY

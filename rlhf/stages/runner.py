@@ -20,8 +20,7 @@ from rlhf.process import children, cuda, distributed, endings, environment, exha
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import PinnedRecipe, StageName, parents, shape
 from rlhf.recipe.folders import no_section
-from rlhf.recipe.schema import Dialogues
-from rlhf.recipe.schema_evaluate import Evaluate
+from rlhf.recipe.schema import Dialogues, Evaluate
 from rlhf.recipe.schema_online import MODEL_REWARD, OnlineBase, OnlineOptions
 from rlhf.recipe.stages import EVALUATE, ONLINE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, PolicyName
 from rlhf.run import card

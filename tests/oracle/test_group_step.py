@@ -13,8 +13,8 @@ from rlhf.data.batch import Rollout
 from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe import StageName
-from rlhf.recipe.names import SharedRole
 from rlhf.recipe.schema_online import GroupOptions, Grpo
+from rlhf.recipe.stages import SharedRole
 from rlhf.run.directory import StageRun
 from rlhf.stages.groups import ScoredRollout, make_batch
 from tests.helpers import grouped, not_none

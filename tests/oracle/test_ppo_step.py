@@ -13,8 +13,8 @@ from rlhf.data.batch import Rollout
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.models.loading import load_tokenizer
 from rlhf.models.shared_base import SharedBase
-from rlhf.recipe.names import SharedRole
 from rlhf.recipe.schema_online import Ppo
+from rlhf.recipe.stages import SharedRole
 from rlhf.run.directory import StageRun
 from rlhf.stages import ppo
 from rlhf.stages.online import role_passes

@@ -20,7 +20,7 @@ from rlhf.data.batch import collate
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.matmul import ONEDNN
 from rlhf.models.output_layer import response_statistics
-from rlhf.recipe.names import Role
+from rlhf.recipe.stages import Role
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from tests.decoding_models import SIZES, activated

@@ -7,9 +7,8 @@ import pytest
 
 from rlhf import recipe
 from rlhf.evaluation import reproduce
-from rlhf.recipe import published, totals
-from rlhf.recipe.published import Figure, verdict_of
-from rlhf.recipe.totals import Spent
+from rlhf.recipe import published
+from rlhf.recipe.published import CHAIN, Figure, Spent, compare_total, verdict_of
 from rlhf.run import comparisons, records
 from rlhf.run.records import Comparison
 from tests.records import summary_of
@@ -82,7 +81,7 @@ def test_hours_of_another_card_are_not_judged(device, judged):
         ({}, "either a value"),
         ({"value": 1, "range": (0, 1)}, "either a value"),
         ({"value": 1, "metric": None}, "a metric that it is compared with, or a reason"),
-        ({"value": 1, "tolerance": "wide"}, "neither a number nor a percentage"),
+        ({"value": 1, "tolerance": "wide"}, "tolerance"),
         ({"value": 1, "tolerance": 1, "about": True}, "leave out one"),
         ({"value": 1, "guide": None}, "a target of our own"),
         ({"range": (0, 1), "range_of_mean": (0, 1)}, "range_of_mean"),
@@ -98,25 +97,33 @@ def test_a_figure_that_says_two_things_is_refused(keys, said):
 
 # -- several stages --------------------------------------------------------------------------------------------------
 
-CHAIN = {"sft": Spent(58.0, 8.0), "rm": Spent(25.0, 4.0), "ppo": Spent(70.0, 20.0), "dpo": Spent(36.0, 99.0)}
+COSTS = {"sft": Spent(58.0, 8.0), "rm": Spent(25.0, 4.0), "ppo": Spent(70.0, 20.0), "dpo": Spent(36.0, 99.0)}
 
 
-def test_a_total_is_the_highest_peak_the_chain_s_hours_or_their_cost():
-    assert totals.total("peak_vram_gb", CHAIN, None) == (70.0, "")
-    assert totals.total("hours", CHAIN, None) == (32.0, "")
-    assert totals.total("cost_usd", CHAIN, 2.0) == (64.0, "")
-    assert totals.total("cost_usd", {s: spent._replace(cards=8) for s, spent in CHAIN.items()}, 2.0) == (512.0, "")
-    assert totals.total("cost_usd", CHAIN, None) == (None, "needs the price of an hour (--price)")
-    assert totals.total("hours", {"sft": CHAIN["sft"]}, None) == (8.0, "needs rm, ppo")
-    assert totals.total("peak_vram_gb", {"sft": Spent(None, 1.0)}, None) == (None, "needs sft, rm, ppo")
+@pytest.mark.parametrize(
+    ("metric", "stages", "price", "value", "said"),
+    [
+        ("peak_vram_gb", COSTS, None, 70.0, "reproduced"),
+        ("hours", COSTS, None, 32.0, "reproduced"),
+        ("cost_usd", COSTS, 2.0, 64.0, "reproduced"),
+        ("cost_usd", {s: spent._replace(cards=8) for s, spent in COSTS.items()}, 2.0, 512.0, "reproduced"),
+        ("cost_usd", COSTS, None, None, "not compared: needs the price of an hour (--price)"),
+        ("hours", {"sft": COSTS["sft"]}, None, None, "not compared: needs rm, ppo"),
+        ("peak_vram_gb", {"sft": Spent(None, 1.0)}, None, None, "not compared: needs sft, rm, ppo"),
+    ],
+)
+def test_a_total_is_the_highest_peak_the_chain_s_hours_or_their_cost(metric, stages, price, value, said):
+    any_value = figure(metric, stage="all", range=(0.0, 1000.0))
+    found, verdict = compare_total(any_value, stages, price)
+    assert found == value and str(verdict) == said
 
 
 def test_a_total_that_lacks_stages_is_missed_only_above_its_range():
     """SFT and the reward model took 12 hours: PPO might have taken none."""
     aim = figure("hours", guide=None, unit="hours", stage="all", range=(0.0, 12.0))
-    without_ppo = {stage: CHAIN[stage] for stage in ("sft", "rm")}
-    assert totals.compare_total(aim, without_ppo) == (None, published.Verdict("not compared", "needs ppo"))
-    value, verdict = totals.compare_total(aim, without_ppo | {"rm": Spent(25.0, 4.1)})
+    without_ppo = {stage: COSTS[stage] for stage in ("sft", "rm")}
+    assert compare_total(aim, without_ppo) == (None, published.Verdict("not compared", "needs ppo"))
+    value, verdict = compare_total(aim, without_ppo | {"rm": Spent(25.0, 4.1)})
     assert value == pytest.approx(12.1) and verdict.word == "missed"
 
 
@@ -135,7 +142,7 @@ def summaries_of(name: str, measured: dict[tuple[str, str | None], float], hours
             targets=[records.compared(f, measured.get((stage, f.metric))) for f in figures if f.stage == stage],
             all_stages=all_stages,
         )
-        for stage in totals.CHAIN
+        for stage in CHAIN
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlhf import recipe
 from rlhf.files import sha256
-from rlhf.recipe import PinnedRecipe, plain_yaml, released
+from rlhf.recipe import PinnedRecipe, pinned, plain_yaml
 from rlhf.recipe.moved import is_moved
 from tests.helpers import FIXTURES, RECIPE
 
@@ -34,7 +34,7 @@ def test_the_hashes_of_released_recipes_are_those_of_their_records_and_files():
     records = [json.loads(file.read_text()) for file in sorted((ROOT / "results").glob("*/v*/*/*.json"))]
     own_rows = [record for record in records if "rows" not in record]  # drafts alone have records of other rows
     hashes = {f"{r['recipe']}/{r['version']}": r["recipe_sha256"] for r in own_rows}
-    assert {name: sha256 for name, sha256 in hashes.items() if name in files} == files == released.SHA256
+    assert {name: sha256 for name, sha256 in hashes.items() if name in files} == files == pinned.RELEASED
 
 
 def test_an_edited_released_recipe_is_modified_and_no_longer_released(edited):

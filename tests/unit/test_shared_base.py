@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.models.weights import adapter_weights
-from rlhf.recipe.names import Role, SharedRole
+from rlhf.recipe.stages import Role, SharedRole
 from rlhf.run.directory import StageRun
 from tests.helpers import gradient, noted, small
 

@@ -13,7 +13,7 @@ from rlhf.models.lean.growing import GrowingRows
 from rlhf.models.lean.layouts import DecodingLayout
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.matmul import matmul, round_to_few_sizes
-from rlhf.recipe.names import Role
+from rlhf.recipe.stages import Role
 from rlhf.rollout import decoding
 from rlhf.rollout.decoding import Done, Sampling
 from rlhf.rollout.engine import sample

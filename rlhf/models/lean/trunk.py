@@ -39,7 +39,7 @@ from rlhf.models.lean.limits import check_length, check_supported
 from rlhf.models.lean.packed import PACKS_BY_DEVICE, Packed, pieces_of, places_of, suits, whole_rows
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
-from rlhf.recipe.names import Role
+from rlhf.recipe.stages import Role
 
 Layers = tuple[nn.Module, ...]  # linear layers with the same input
 Linears = tuple[list[AdaptedLinear], LowRank | None]

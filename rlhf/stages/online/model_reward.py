@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.errors import UserError
-from rlhf.recipe.names import is_commit
+from rlhf.recipe.strict import is_commit
 
 if TYPE_CHECKING:
     from rlhf.models.classifier import Classifier

@@ -13,8 +13,8 @@ from rlhf.models.shared_base import SharedBase, check_scores
 from rlhf.objectives.importance import importance_weights
 from rlhf.objectives.masked import masked_mean, zero_pads
 from rlhf.process import distributed
-from rlhf.recipe.names import SharedRole
 from rlhf.recipe.schema_online import OnlineOptions, Ppo
+from rlhf.recipe.stages import SharedRole
 
 # (b rows of a rollout, their hidden states (b, r, H)) -> (b, r), 0 after the end of a response
 TokenFn = Callable[[Rollout, Tensor], Tensor]

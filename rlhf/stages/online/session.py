@@ -22,9 +22,8 @@ from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
-from rlhf.recipe.names import Role, SharedRole
 from rlhf.recipe.schema_online import OnlineOptions
-from rlhf.recipe.stages import RM
+from rlhf.recipe.stages import RM, Role, SharedRole
 from rlhf.rollout import vllm
 from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling

@@ -22,7 +22,7 @@ from rlhf.objectives.kl import adapt
 from rlhf.objectives.losses import Stats
 from rlhf.process import distributed
 from rlhf.recipe import StageName
-from rlhf.recipe.base import BaseSpec
+from rlhf.recipe.schema_model import BaseSpec
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.run import reader
 from rlhf.run.checkpoints import checkpoint_step, require_usable

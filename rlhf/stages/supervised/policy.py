@@ -15,8 +15,7 @@ from rlhf.models.loading import load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe.names import Role, SharedRole
-from rlhf.recipe.stages import FEW_SAMPLES
+from rlhf.recipe.stages import FEW_SAMPLES, Role, SharedRole
 from rlhf.run.directory import StageRun
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.stages.supervised.training import free_memory, train
