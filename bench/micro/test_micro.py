@@ -54,8 +54,7 @@ def test_logprobs_of_a_large_vocabulary(benchmark: BenchmarkFixture, vocabulary:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    file = tmp_path / "pairs.jsonl"
-    lengths.write(file, pairs=1000, shape="hh", longest=512, seed=0)
+    (file,) = lengths.write(tmp_path, pairs=1000, shape="hh", longest=512, seed=0)
     return file
 
 

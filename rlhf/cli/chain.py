@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlhf import recipe as recipes
-from rlhf.data.needs import check_rows
 from rlhf.plan import cache
 from rlhf.plan.own_rows import read_rows
 from rlhf.plan.phases import PredictedStage, PredictionError
@@ -39,6 +38,8 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
         runner.check_device(unfinished[0].loaded)  # without a GPU no prediction is needed
     if unfinished and distributed.rank() == 0:
         with working("reading data"):
+            from rlhf.data.load import check_rows  # imports torch
+
             check_rows(unfinished[0].loaded.recipe, [run.stage for run in unfinished])
     if preflight and distributed.rank() == 0:
         for run in unfinished:

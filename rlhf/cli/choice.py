@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from rlhf import recipe as recipes
-from rlhf.data.hub import hub_hint
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
 from rlhf.recipe import Changes, PinnedRecipe
@@ -139,8 +138,7 @@ def _data_changes(data: Sequence[str], own: Data) -> Changes:
     Raises OptionError if one is missing.
     """
     if missing := [file for file in data if not file or not Path(file).exists()]:
-        way_out = hub_hint(missing[0]) or "check its path"
-        raise OptionError(no_such("file", f"--data {missing[0] or repr('')}", way_out))
+        raise OptionError(no_such("file", f"--data {missing[0] or repr('')}", "check its path"))
     if not data:
         return {}
     files = [str(Path(file).resolve()) for file in data]

@@ -11,13 +11,11 @@ from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import StageName
 from rlhf.recipe.choices import Template
-from rlhf.recipe.stages import PRETRAIN, SECOND_RM, SFT
+from rlhf.recipe.stages import PRETRAIN, SECOND_RM, SFT, STAGE_TABLE
 
 T = TypeVar("T")
 U = TypeVar("U")
 Prompt = tuple[Message, ...]
-PAIRS = "preference pairs (prompt, chosen, rejected)"
-JUDGED = "labelled answers (prompt, completion, label) or preference pairs"
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Split(Generic[T]):
             return self
         raise UserError(
             f"{stage} needs {rows_needed} on both sides of the split; the data has {len(self.train)} for training and "
-            f"{len(self.test)} held out: add a file with --data, or change data.heldout_fraction"
+            f"{len(self.test)} held out: add a file with such rows to --data, or change data.heldout_fraction"
         )
 
 
@@ -120,6 +118,20 @@ class Corpus:
         """Return the rows that have a prompt: all but the documents."""
         return self.rows.map(lambda rows: [row for row in rows if not isinstance(row, Document)])
 
+    def of_stage(self, stage: StageName, template: Template) -> Split[Any]:
+        """Return the rows that a stage learns from, or looks at. Raises UserError where it has too few."""
+        kinds: dict[str, Callable[[], Split[Any]]] = {
+            "texts": lambda: self.texts(template),
+            "demonstrations": self.demonstrations,
+            "pairs": lambda: self.preferences(stage),
+            "judged": lambda: self.judged(stage),
+            "prompts": lambda: self.prompts(stage),
+        }
+        rows = kinds[STAGE_TABLE[stage].rows]()
+        if STAGE_TABLE[stage].chooses:
+            _ = rows.validation  # there must be some
+        return rows
+
     def texts(self, template: Template) -> Split[str]:
         """Return plain texts for pretraining: the documents, or else every dialogue with each of its responses."""
         if self.documents.train:
@@ -131,7 +143,7 @@ class Corpus:
         def rendered(rows: list[Row]) -> list[str]:
             return [f"{render_hh(prompt)} {response}" for row in rows for prompt, response in _dialogues(row)]
 
-        return self._rows_with_answers(self.rows.map(rendered), PRETRAIN, "texts")
+        return self.rows.map(rendered).required(PRETRAIN, "texts")
 
     @property
     def imitated(self) -> Split[Example]:
@@ -150,19 +162,17 @@ class Corpus:
 
     def demonstrations(self) -> Split[Example]:
         """Return the rows that SFT imitates: demonstrations if there are any, else the chosen side of the pairs."""
-        rows_needed = "demonstrations or preference pairs"
-        if self.imitated.train:
-            return self._rows_with_answers(self.imitated, SFT, rows_needed)
 
         def chosen_answers(pairs: list[PreferencePair]) -> list[Example]:
             return [Example(pair.prompt, pair.chosen, pair.source) for pair in pairs]
 
-        return self._rows_with_answers(self.pairs.map(chosen_answers), SFT, rows_needed)
+        rows = self.imitated if self.imitated.train else self.pairs.map(chosen_answers)
+        return rows.required(SFT, "demonstrations or preference pairs")
 
     def preferences(self, stage: StageName) -> Split[PreferencePair]:
         """Return the preference pairs for `stage`. Raises UserError where there are none."""
         pairs = replace(self.pairs, train=self.pairs.second) if stage == SECOND_RM else self.pairs
-        return self._rows_with_answers(pairs, stage, PAIRS)
+        return pairs.required(stage, "preference pairs (prompt, chosen, rejected)")
 
     def judged(self, stage: StageName) -> Split[Example]:
         """Return the answers that are labelled good or bad; without any, both sides of each pair.
@@ -178,19 +188,7 @@ class Corpus:
             ]
 
         rows = self.labelled if self.labelled.train else self.pairs.map(sides)
-        return self._rows_with_answers(rows, stage, JUDGED)
-
-    def _rows_with_answers(self, rows: Split[T], stage: StageName, rows_needed: str) -> Split[T]:
-        """Return the rows from which a stage learns answers.
-
-        Raises UserError where there are none, or only prompts.
-        """
-        if len(self.bare_prompts) and not len(rows):
-            raise UserError(
-                f"{stage} needs {rows_needed}, and the data has only prompts without a response, which only PPO, "
-                "RLOO and GRPO can use: add a file with responses to --data"
-            )
-        return rows.required(stage, rows_needed)
+        return rows.required(stage, "labelled answers (prompt, completion, label) or preference pairs")
 
     def right_answers(self) -> dict[Prompt, str]:
         """Return the right answer to each prompt that has one. Raises UserError for a prompt with two of them."""

@@ -327,8 +327,8 @@ def read_hub(
         folder = name if Path(name).is_dir() else hub.snapshot(name, revision, data_dir)
         table = datasets.load_dataset(folder, split=split, data_dir=data_dir)
     except Exception as error:  # the library raises a dozen unrelated types, some with the reason only in the cause
-        way_out = "check data.name, data.data_dir, data.split and the network; `rlhf fetch` keeps all for later"
-        reason = hub.reason(error, f"https://huggingface.co/datasets/{name}", revision, way_out)
+        way_out = "check data.name, data.data_dir, data.split and the network"
+        reason = hub.reason(error, f"https://huggingface.co/datasets/{name}", way_out)
         raise UserError(f"{label}: not loaded: {reason}") from error
     digest = hashlib.sha256()
 

@@ -13,7 +13,8 @@ from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key, shuffled
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.trainable import trainable
-from rlhf.recipe import Recipe
+from rlhf.errors import UserError
+from rlhf.recipe import Recipe, StageName
 from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.schema_data import Data
 from rlhf.run.records import DataFile, DataRead
@@ -50,6 +51,21 @@ def read_corpus(recipe: Recipe, root: Path, tokenizer: DialogueTokenizer | None 
         facts = facts.model_copy(update={"template": len(refused), "left_out": listed})
         notes.append(f"{counted(len(refused), 'row')} left out that cannot be trained as written: {_first(refused)}")
     return ReadCorpus(corpus, facts, notes)
+
+
+def check_rows(recipe: Recipe, stages: Sequence[StageName]) -> None:
+    """Raise UserError if a recipe's own files lack rows for one of the unfinished `stages` of a chain.
+
+    Other sources are pinned, or generated for their stages.
+    """
+    if recipe.data.source != "files":
+        return
+    corpus = divide_rows(read_source(recipe, Path()), recipe)
+    for stage in stages:
+        try:
+            corpus.of_stage(stage, recipe.tokenizer.template)
+        except UserError as error:
+            raise UserError(f"{', '.join(recipe.data.files)}: {error}. Nothing was started") from None
 
 
 def divide_rows(rows: ParsedRows, recipe: Recipe) -> Corpus:

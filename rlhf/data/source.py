@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +24,8 @@ from rlhf.run.reader import advising, read
 from rlhf.run.records import Generated
 from rlhf.terminal import excerpt
 
+WORLDS = {"toy": toy, "sums": sums, "additions": additions, "lengths": lengths}
+
 
 def read_from_hub(data: Data) -> formats.ParsedRows:
     """Read the pinned rows of the hub that a recipe names. Raises UserError for bad data."""
@@ -38,39 +40,20 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
         return read_from_hub(data)
     if data.source == "files":
         return formats.read(data.files, RowOptions.of(data))
-    # Each combination of settings and generator code has a separate folder.
-    if data.source == "lengths":
-        assert data.lengths
-        options = {"seed": recipe.seed, "longest": recipe.longest(), **data.lengths.model_dump()}
-        target = _generated_folder(folder, "lengths", options, lengths)
-        files = _generate_once(target, ["pairs.jsonl"], lambda: lengths.write(target / "pairs.jsonl", **options))
-        return _made(files)
-    if data.source == "sums":
-        assert data.sums
-        options = {"seed": recipe.seed, **data.sums.model_dump()}
-        target = _generated_folder(folder, "sums", options, sums)
-        return _made(_generate_once(target, sums.FILES, lambda: sums.write(target, **options)))
-    if data.source == "additions":
-        assert data.additions
-        options = {"seed": recipe.seed, **data.additions.model_dump()}
-        target = _generated_folder(folder, "additions", options, additions)
-        files = _generate_once(
-            target, additions.files(data.additions.demonstrations), lambda: additions.write(target, **options)
-        )
-        return _made(files)
     if data.source == "reasoning_gym":
         assert data.reasoning_gym
         return read_tasks(data.reasoning_gym, recipe.seed, folder)
-    assert data.toy
-    options = {
-        "seed": recipe.seed,
-        "heldout_fraction": data.heldout_fraction,
-        "validation_fraction": data.validation_fraction or 0.0,
-        **data.toy.model_dump(),
-    }
-    target = _generated_folder(folder, "toy", options, toy, toy_texts)
-    files = _generate_once(target, toy.files(data.toy.demonstrations), lambda: toy.write(target, **options))
-    return _made(files)
+    options = {"seed": recipe.seed, **getattr(data, data.source).model_dump()}
+    if data.source == "lengths":
+        options["longest"] = recipe.longest()
+    if data.source == "toy":
+        options["heldout_fraction"], options["validation_fraction"] = (
+            data.heldout_fraction,
+            data.validation_fraction or 0.0,
+        )
+    world = WORLDS[data.source]
+    makers = (toy, toy_texts) if data.source == "toy" else (world,)
+    return _generated(folder, data.source, options, makers, lambda target: world.write(target, **options))
 
 
 def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool = True) -> formats.ParsedRows:
@@ -86,64 +69,55 @@ def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool =
             f"questions: pip install reasoning-gym=={settings.version}"
         )
     options = {"seed": seed, **settings.model_dump()}
-    target = _generated_folder(folder, settings.task, options, gym)
-    del options["version"]
-
-    def write() -> None:
-        made = _made_apart(str(target), options)
-        if complete and made < settings.size:
-            raise UserError(
-                f"data.reasoning_gym: {settings.task} gives {made:,} different questions, and size is "
-                f"{settings.size:,}: lower it, or make the task larger with config"
-            )
-
-    files = _generate_once(target, gym.FILES, write)
-    return _made(files)
+    rows = _generated(folder, settings.task, options, (gym,), lambda target: _made_apart(target, options))
+    if complete and len(rows.rows) < settings.size:
+        raise UserError(
+            f"data.reasoning_gym: {settings.task} gives {len(rows.rows):,} different questions, and size is "
+            f"{settings.size:,}: lower it, or make the task larger with config"
+        )
+    return rows
 
 
-def _made(files: Sequence[Path]) -> formats.ParsedRows:
-    """Read files that were generated. Nothing is to be said of them."""
-    rows = formats.read(files)
-    return replace(rows, report=replace(rows.report, notes=()))
-
-
-def _made_apart(folder: str, options: Mapping[str, object]) -> int:
-    """Return the questions of `gym.write`, made in a process where each text has the same hash every time.
+def _made_apart(folder: Path, options: Mapping[str, object]) -> list[Path]:
+    """Return the file of `gym.write`, made in a process where each text has the same hash every time.
 
     Some tasks take words from sets. Raises UserError.
     """
-    command = [sys.executable, "-P", "-m", gym.__name__, json.dumps({"folder": folder, **options})]
+    arguments = {"folder": str(folder)} | {key: value for key, value in options.items() if key != "version"}
+    command = [sys.executable, "-P", "-m", gym.__name__, json.dumps(arguments)]
     environment = child_environment(PYTHONHASHSEED="0")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         *_, last = ["", *done.stderr.strip().splitlines()]
         raise UserError(f"data.reasoning_gym: {options['task']} cannot be made ({excerpt(last)})")
-    return int(done.stdout.split()[-1])
+    return [folder / gym.FILE]
 
 
-def _generated_folder(folder: Path, kind: str, options: Mapping[str, object], *makers: ModuleType) -> Path:
-    """Make a folder for generated rows, named by the options and the code that they are made from."""
-    code = [sha256(Path(str(maker.__file__))) for maker in makers]
-    generated = folder / f"{kind}-{content_hash([options, *code])[:12]}"
-    generated.mkdir(parents=True, exist_ok=True)
-    return generated
+def _generated(
+    folder: Path,
+    kind: str,
+    options: Mapping[str, object],
+    makers: tuple[ModuleType, ...],
+    write: Callable[[Path], list[Path]],
+) -> formats.ParsedRows:
+    """Read the files that `write` makes in a folder. Nothing is to be said of them.
 
-
-def _generate_once(folder: Path, names: Sequence[str], write: Callable[[], None]) -> list[Path]:
-    """Return the files that `write` makes in `folder`, and make them only once; made.json has their hashes.
-
-    Processes that need them at once wait for the first. Without made.json the files may be cut off and are made again.
-    Raises UserError for one that has changed since, and for a made.json that cannot be read.
+    They are made once for the same options and code, `makers`; made.json names them in their order, with their hashes.
+    Processes that need them at once wait for the first. Without made.json they may be cut off and are made again.
+    Raises UserError for a file that has changed since, and for a made.json that cannot be read.
     """
-    files, record = [folder / name for name in names], folder / "made.json"
-    with FileLock(folder / ".lock"):
-        with advising(f"move {folder} away: the data are made again"):
-            hashes = read(record, Generated)
-        if hashes is None or not all(file.is_file() for file in files):
-            write()
-            write_json(record, {"sha256": {file.name: sha256(file) for file in files}})
-            return files
-        changed = [file for file in files if sha256(file) != hashes.sha256.get(file.name)]
-        if changed:
-            raise UserError(f"{changed[0]} has changed since it was made here; delete {folder} to make it again")
-        return files
+    code = [sha256(Path(str(maker.__file__))) for maker in makers]
+    target = folder / f"{kind}-{content_hash([options, *code])[:12]}"
+    target.mkdir(parents=True, exist_ok=True)
+    record = target / "made.json"
+    with FileLock(target / ".lock"):
+        with advising(f"move {target} away: the data are made again"):
+            made = read(record, Generated)
+        if made is None or not all((target / name).is_file() for name in made.sha256):
+            write_json(record, {"sha256": {file.name: sha256(file) for file in write(target)}})
+            made = read(record, Generated)
+            assert made
+    rows = formats.read([target / name for name in made.sha256])
+    if changed := [file for file in rows.report.files if file.sha256 != made.sha256[Path(file.name).name]]:
+        raise UserError(f"{changed[0].name} has changed since it was made here; delete {target} to make it again")
+    return replace(rows, report=replace(rows.report, notes=()))

@@ -76,9 +76,8 @@ def fetch(recipe: Recipe) -> Iterator[Download]:
         except UserError:
             raise
         except Exception as error:  # the library raises many unrelated types
-            raise UserError(
-                f"{source.name}: {hub.reason(error, page, source.revision, 'is the network up?')}"
-            ) from error
+            reason = hub.reason(error, page, "is the network up?")
+            raise UserError(f"{source.name} at {source.revision}: {reason}") from error
 
 
 def _fetch_packages(model: Model) -> Download:

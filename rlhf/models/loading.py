@@ -257,7 +257,7 @@ def _reason(error: Exception, settings: Model | Tokenizer) -> str:
     if settings.source != "hub":
         return message_of(error)
     way_out = "without network, use a local folder: --weights DIR"
-    return hub.reason(error, f"https://huggingface.co/{settings.name}", settings.revision, way_out)
+    return hub.reason(error, f"https://huggingface.co/{settings.name}", way_out)
 
 
 def _check_architecture(config: PreTrainedConfig, architecture: Architecture, name: str) -> None:

@@ -126,8 +126,7 @@ def _sized(options: NewOptions, content: JsonObject, own: OwnRows | None, contex
     if own is None:
         return with_lengths(content, options.max_length // 2, None) if options.max_length else content
     if own.lacking:
-        stage, lack = next(iter(own.lacking.items()))
-        raise UserError(f"--data {options.data[0]}: {stage} has too few rows: {lack}")
+        raise UserError(f"--data {options.data[0]}: {next(iter(own.lacking.values()))}")
     if max(rows.train for rows in own.stages.values()) < SMALL:
         content = _changed(content, {"data.heldout_fraction": 0.2})
     lengths = [row for rows in own.stages.values() for row in rows.lengths]

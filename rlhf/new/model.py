@@ -76,7 +76,7 @@ def read_model(model: str, revision: str | None) -> ModelFiles:
         return _download(model, revision)
     except Exception as error:  # the library raises many unrelated types
         way_out = "is the network up? A local folder needs none"
-        reason = hub.reason(error, f"https://huggingface.co/{model}", revision or "main", way_out)
+        reason = hub.reason(error, f"https://huggingface.co/{model}", way_out)
         raise UserError(f"{model}: {reason}") from error
 
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf.data.needs import needs
 from rlhf.data.normal import words
 from rlhf.data.source import read_source
 from rlhf.data.transcripts import render_hh
@@ -66,9 +65,14 @@ def read_rows(recipe: Recipe, stages: Iterable[StageName]) -> OwnRows | None:
         rows, _ = trainable(rows, tokenizer, recipe.data.on_bad_row)
     corpus = divide_rows(rows, recipe)
     training = [stage for stage in TRAINING_STAGES if stage in set(stages)]
-    unmet = {need.stage: need for need in needs(corpus, training) if not need.met}
-    lacking = {stage: f"needed are {unmet[stage].lack}{unmet[stage].advice}" for stage in training if stage in unmet}
-    counted = {stage: _rows(corpus, stage, tokenizer) for stage in training if stage not in unmet}
+    lacking: dict[TrainingName, str] = {}
+    counted: dict[TrainingName, Rows] = {}
+    for stage in training:
+        try:
+            corpus.of_stage(stage, recipe.tokenizer.template)
+            counted[stage] = _rows(corpus, stage, tokenizer)
+        except UserError as error:
+            lacking[stage] = str(error)
     return OwnRows(counted, lacking, "words" if tokenizer is None else "tokens")
 
 

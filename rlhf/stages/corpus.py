@@ -4,7 +4,6 @@ from rlhf import recipe as recipes
 from rlhf.data import tokenize
 from rlhf.data.corpus import Corpus
 from rlhf.data.load import read_corpus
-from rlhf.data.needs import needs
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models.loading import load_tokenizer
@@ -37,8 +36,9 @@ def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Co
     """
     with working(f"{run.stage}: reading data"), distributed.main_first():
         corpus, facts, notes = read_corpus(run.loaded.recipe, run.run_directory, tokenizer)
+    opening = _opening(run, corpus)
     if run.is_main:
-        say(_opening(run, corpus))
+        say(opening)
     for note in notes:
         say(f"{run.stage}: {note}")
     distributed.agree("data", facts.sha256)
@@ -48,11 +48,14 @@ def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Co
 
 
 def _opening(run: StageRun, corpus: Corpus) -> str:
-    """Return the line with which a stage begins: recipe, rows, device, folder, and the expected time if it is known."""
+    """Return the line with which a stage begins: recipe, rows, device, folder, and the expected time if it is known.
+
+    Raises UserError where the data have too few rows for it.
+    """
     loaded = run.loaded
-    (rows,) = needs(corpus, [run.stage])
-    there = f"{rows.train:,} rows for training and {rows.heldout:,} held out"
-    what = f"{rows.heldout:,} rows held out" if run.stage == EVALUATE else there
+    rows = corpus.of_stage(run.stage, loaded.recipe.tokenizer.template)
+    there = f"{len(rows.train):,} rows for training and {len(rows.test):,} held out"
+    what = f"{len(rows.test):,} rows held out" if run.stage == EVALUATE else there
     where = f"on {loaded.recipe.hardware.device}, into {run.path}"
     return f"{run.stage}: {loaded.name} {loaded.version}, {what}, {where}{run.expected and f', {run.expected}'}"
 

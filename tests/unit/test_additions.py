@@ -14,7 +14,7 @@ SIZES: dict[str, Any] = {"prompts": 60, "demonstrations": 20, "largest": 9}
 
 def test_the_answers_are_right_and_no_question_comes_twice(tmp_path):
     additions.write(tmp_path, seed=0, **SIZES)
-    prompts, demonstrations = (read_all_lines(tmp_path / name) for name in additions.files(20))
+    prompts, demonstrations = (read_all_lines(tmp_path / name) for name in ("prompts.jsonl", "demonstrations.jsonl"))
     rows = [(row["prompt"], row["answer"]) for row in prompts]
     rows += [(row["instruction"], int(row["output"])) for row in demonstrations]
     assert len(prompts) == 60 and len({question for question, _ in rows}) == 80

@@ -66,7 +66,7 @@ def test_an_entry_of_every_task_is_scored_as_its_item(tmp_path):
 
     for task in sorted({*DATASETS} - SLOW):
         gym.write(str(tmp_path), seed=3, task=task, config={}, size=2)
-        for row in read_all_lines(tmp_path / gym.FILES[0]):
+        for row in read_all_lines(tmp_path / gym.FILE):
             right = gym.right_answer(row["answer"])
             assert not right or gym.score(row["answer"], right) == 1, task
             assert all(0 <= gym.score(row["answer"], junk) <= 1 for junk in ("", "hello", "[[1,2],[3]]", None)), task
@@ -75,7 +75,7 @@ def test_an_entry_of_every_task_is_scored_as_its_item(tmp_path):
 @needs_package
 def test_a_fraction_that_a_verifier_does_not_read_is_kept_as_text(tmp_path):
     gym.write(str(tmp_path), seed=0, task="gsm_symbolic", config={}, size=100)  # the package's own metadata has some
-    metadata = [json.loads(row["answer"])["metadata"]["variables"] for row in read_all_lines(tmp_path / gym.FILES[0])]
+    metadata = [json.loads(row["answer"])["metadata"]["variables"] for row in read_all_lines(tmp_path / gym.FILE)]
     assert any(isinstance(value, str) and re.fullmatch(r"\d+/\d+", value) for v in metadata for value in v.values())
 
 
@@ -85,5 +85,5 @@ def test_questions_whose_right_answer_the_verifier_refuses_are_left_out(tmp_path
 
     monkeypatch.setattr(ChainSumDataset, "score_answer", lambda _, answer, entry: float(int(answer) % 2))
     gym.write(str(tmp_path), seed=0, task="chain_sum", config=EASY, size=20)
-    rows = read_all_lines(tmp_path / gym.FILES[0])
+    rows = read_all_lines(tmp_path / gym.FILE)
     assert len(rows) == 20 and all(int(gym.right_answer(row["answer"])) % 2 for row in rows)

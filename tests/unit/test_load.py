@@ -27,7 +27,7 @@ class Described(StageRun):
 def corpus(tmp_path, rows, **changes):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "sft")
+    run = Described(tmp_path / "runs", small(data__source="files", data__files=[str(file)], **changes), "ppo")
     return load_corpus(run), run.described["data"]
 
 

@@ -201,7 +201,7 @@ def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_pat
 def written(folder: Path, **options) -> tuple[PreferencePair, ...]:
     file = folder / "pairs.jsonl"
     changes: dict[str, Any] = {"pairs": 40, "shape": "hh", "longest": 64, "seed": 0} | options
-    lengths.write(file, **changes)
+    lengths.write(folder, **changes)
     rows = formats.read([file])
     assert [json.loads(line)["prompt"] for line in file.read_text().splitlines()]
     return rows.pairs

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf import recipe
-from rlhf.data.needs import check_rows
+from rlhf.data.load import check_rows
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe import rehearsal as rehearse_content
 from rlhf.recipe.chain import differences

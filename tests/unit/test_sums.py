@@ -58,11 +58,11 @@ def test_rows_that_several_stages_need_at_once_are_made_once(tmp_path, monkeypat
     made: list[Path] = []
     write = sums.write
 
-    def slowly(directory: Path, **options: Any) -> None:
+    def slowly(directory: Path, **options: Any) -> list[Path]:
         made.append(directory)
         (directory / "documents.jsonl").write_text("the beginning")
         time.sleep(0.2)
-        write(directory, **options)
+        return write(directory, **options)
 
     monkeypatch.setattr(sums, "write", slowly)
     recipe = small(data__source="sums", data__sums=SIZES).recipe

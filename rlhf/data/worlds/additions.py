@@ -7,21 +7,16 @@
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from rlhf.files import json_lines
+from rlhf.data.worlds import write_files
 
 QUESTION = "What is {} + {}? Answer with the number only."
 
 
-def files(demonstrations: int) -> tuple[str, ...]:
-    """Return the names of the files for a number of demonstrations."""
-    return ("prompts.jsonl", "demonstrations.jsonl") if demonstrations else ("prompts.jsonl",)
-
-
-def write(directory: Path, *, seed: int, prompts: int, demonstrations: int, largest: int) -> None:
-    """Write the files into `directory`, the same bytes for the same arguments.
+def write(directory: Path, *, seed: int, prompts: int, demonstrations: int, largest: int) -> list[Path]:
+    """Write the files into `directory` and return them.
 
     Questions about numbers from 1 to `largest` are drawn without repetition; the recipe has checked that there are
     enough.
@@ -29,10 +24,10 @@ def write(directory: Path, *, seed: int, prompts: int, demonstrations: int, larg
     pairs = [(a, b) for a in range(1, largest + 1) for b in range(1, largest + 1)]
     drawn = random.Random(f"additions:{seed}").sample(pairs, prompts + demonstrations)
     questions = [(QUESTION.format(a, b), a + b) for a, b in drawn]
-    contents: list[Iterable[Mapping[str, object]]] = [
-        [{"prompt": question, "answer": right} for question, right in questions[:prompts]],
-        [{"instruction": question, "output": str(right)} for question, right in questions[prompts:]],
-    ]
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, rows in zip(files(demonstrations), contents, strict=False):
-        (directory / name).write_text(json_lines(rows), encoding="utf-8")
+    asked, shown = questions[:prompts], questions[prompts:]
+    contents: dict[str, list[Mapping[str, object]]] = {
+        "prompts.jsonl": [{"prompt": question, "answer": right} for question, right in asked]
+    }
+    if demonstrations:
+        contents["demonstrations.jsonl"] = [{"instruction": q, "output": str(right)} for q, right in shown]
+    return write_files(directory, contents)

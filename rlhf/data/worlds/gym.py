@@ -25,7 +25,7 @@ from rlhf.errors import UserError
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
-FILES = ("prompts.jsonl",)
+FILE = "prompts.jsonl"
 PACKAGE = KEY = "reasoning_gym"  # the module, and the key of an entry that names its task
 TUPLE = "tuple"  # the one key of what stands for a tuple, which JSON lacks
 ITEM_SEEDS = 1_000_000  # of the package, which makes an item of each: as many for a seed of a recipe, or more
@@ -38,8 +38,8 @@ def first_item(seed: int, number: int, size: int) -> int:
     return (seed * max(ITEM_SEEDS, ROUNDS * size) + number * size) % SEED_LIMIT
 
 
-def write(folder: str, *, seed: int, task: str, config: Mapping[str, Any], size: int) -> int:
-    """Write `size` different questions of a task into `folder`, or as many as it has, and return how many.
+def write(folder: str, *, seed: int, task: str, config: Mapping[str, Any], size: int) -> None:
+    """Write `size` different questions of a task into FILE in `folder`, or as many as it has.
 
     The same arguments give the same bytes. Raises UserError for a task or a config that the package does not have.
     """
@@ -59,8 +59,7 @@ def write(folder: str, *, seed: int, task: str, config: Mapping[str, Any], size:
         if len(rows) in (known, size):
             break
     text = "".join(json.dumps(row) + "\n" for row in rows.values())
-    (Path(folder) / FILES[0]).write_text(text, encoding="utf-8", newline="\n")
-    return len(rows)
+    (Path(folder) / FILE).write_text(text, encoding="utf-8")
 
 
 def score(entry: str, response: str | None) -> float:
@@ -130,4 +129,4 @@ def _dataset(task: str, config: str) -> "ProceduralDataset":
 
 
 if __name__ == "__main__":  # by rlhf/data/source.py, in a process where each text has the same hash every time
-    print(write(**json.loads(sys.argv[1])))
+    write(**json.loads(sys.argv[1]))

@@ -6,7 +6,7 @@ They go with the stand-in tokenizer (`tokenizer.source: words`), for which every
 import random
 from pathlib import Path
 
-from rlhf.files import json_lines
+from rlhf.data.worlds import write_files
 
 PROMPT_OVERHEAD = 3  # BOS and the two marks of a turn
 WORDS = 10_000  # fewer than any real vocabulary has
@@ -41,8 +41,8 @@ def lengths_of_hh() -> list[tuple[int, int, int]]:
     return [(int(prompt), int(chosen), int(rejected)) for prompt, chosen, rejected in rows]
 
 
-def write(file: Path, *, pairs: int, shape: str, longest: int, seed: int) -> None:
-    """Write `pairs` rows with distinct prompts.
+def write(directory: Path, *, pairs: int, shape: str, longest: int, seed: int) -> list[Path]:
+    """Write pairs.jsonl, of `pairs` rows with distinct prompts.
 
     `shape` is `hh`, lengths of real dialogues, or else prompt and responses have `longest` tokens each.
     """
@@ -57,4 +57,4 @@ def write(file: Path, *, pairs: int, shape: str, longest: int, seed: int) -> Non
         prompt, chosen, rejected = rng.choice(table) if shape == "hh" else (longest + PROMPT_OVERHEAD, longest, longest)
         words = text(prompt - PROMPT_OVERHEAD)
         rows[words] = {"prompt": words, "chosen": text(chosen), "rejected": text(rejected)}
-    file.write_text(json_lines(rows.values()), encoding="utf-8")
+    return write_files(directory, {"pairs.jsonl": rows.values()})

@@ -17,7 +17,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rlhf.files import json_lines
+from rlhf.data.worlds import write_files
 
 FILES = ("documents.jsonl", "demonstrations.jsonl", "pairs.jsonl", "prompts.jsonl")
 FORMS = {
@@ -52,8 +52,8 @@ def response(rng: random.Random, right: int, accuracy: float, largest: int) -> s
 
 def write(
     directory: Path, *, seed: int, documents: int, demonstrations: int, pairs: int, accuracy: float, largest: int
-) -> None:
-    """Write FILES into `directory`, the same bytes for the same arguments. No file depends on another's size."""
+) -> list[Path]:
+    """Write FILES into `directory` and return them. No file depends on another's size."""
     answers = list(questions(largest).items())
 
     def draws(name: str, count: int) -> Iterator[tuple[random.Random, str, int]]:
@@ -80,7 +80,5 @@ def write(
         for rng, question, right in draws("pairs", pairs)
     )
     prompt_rows = ({"prompt": question, "answer": right} for question, right in answers)
-    directory.mkdir(parents=True, exist_ok=True)
     contents: list[Iterable[Mapping[str, object]]] = [texts, demonstration_rows, preference_rows, prompt_rows]
-    for name, rows in zip(FILES, contents, strict=True):
-        (directory / name).write_text(json_lines(rows), encoding="utf-8")
+    return write_files(directory, dict(zip(FILES, contents, strict=True)))

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf.data.split import Part, part
+from rlhf.data.worlds import write_files
 from rlhf.data.worlds.toy_texts import (
     BRIEF,
     CARELESS,
@@ -61,9 +62,8 @@ from rlhf.data.worlds.toy_texts import (
     WRITER,
     Manner,
 )
-from rlhf.files import json_lines, replacing
+from rlhf.files import JsonObject
 
-CORPUS, PAIRS, DEMONSTRATIONS = "corpus.jsonl", "pairs.jsonl", "demonstrations.jsonl"
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
 # Worth of an answer per unit of each component (see `components`). The best answer earns 1.5 + 0.8 + 0.7 = 3.
@@ -322,11 +322,9 @@ def prefers_first(prompt: str, first: str, second: str, tau: float) -> float:
 def annotator_tau(bayes_accuracy: float = 0.74) -> float:
     """Return the annotator's τ at which the better answer by utility is preferred in this share of the pairs.
 
-    Bisection finds τ by the mean of σ(|u₁ − u₂| / τ) over 10,000 pairs that depend on nothing else.
-    Raises ValueError for a share outside (0.5, 0.95]; ties of utility may make larger shares impossible.
+    Bisection finds τ by the mean of σ(|u₁ − u₂| / τ) over 10,000 pairs that depend on nothing else. Ties of utility
+    may make shares above 0.95 impossible.
     """
-    if not 0.5 < bayes_accuracy <= 0.95:
-        raise ValueError(f"the Bayes accuracy is above 0.5 and at most 0.95, not {bayes_accuracy}")
     rng = random.Random("toy:temperature")
     drawn = [draw_answers(rng, lambda _: "train") for _ in range(10_000)]
     gaps = [abs(annotator_utility(p, first) - annotator_utility(p, second)) for p, first, second in drawn]
@@ -344,12 +342,10 @@ def bayes_accuracy(pairs: Iterable[tuple[str, str, str]], tau: float | None = No
     """Return how often the annotator's own utility names the chosen answer: realised and expected share.
 
     pairs: (prompt, chosen, rejected). A tie counts one half. The expected share is the mean of σ(|u₁ − u₂| / τ), which
-    does not depend on the drawn labels; τ is annotator_tau() unless given. Raises ValueError without pairs.
+    does not depend on the drawn labels; τ is annotator_tau() unless given.
     """
     tau = annotator_tau() if tau is None else tau
     chances = [prefers_first(prompt, chosen, rejected, tau) for prompt, chosen, rejected in pairs]
-    if not chances:
-        raise ValueError("no pairs to take the Bayes accuracy of")
     realised = math.fsum((p > 0.5) + 0.5 * (p == 0.5) for p in chances) / len(chances)
     return realised, math.fsum(max(p, 1 - p) for p in chances) / len(chances)
 
@@ -359,7 +355,7 @@ def expected_gap(pairs: Iterable[tuple[str, str, str]], margins: Iterable[float]
 
     pairs: (prompt, one answer, the other); margins: the judge's score of the first less that of the second. Each pair
     adds the probability that a fresh label agrees with the utility, less the probability that it agrees with the judge,
-    which is ½ for a tie. Raises ValueError without pairs.
+    which is ½ for a tie.
     """
     tau = annotator_tau() if tau is None else tau
     gaps = []
@@ -367,14 +363,7 @@ def expected_gap(pairs: Iterable[tuple[str, str, str]], margins: Iterable[float]
         p = prefers_first(prompt, first, second, tau)
         agrees = 0.5 if margin == 0 else p if margin > 0 else 1 - p
         gaps.append(max(p, 1 - p) - agrees)
-    if not gaps:
-        raise ValueError("no pairs to compare a judge on")
     return 100 * math.fsum(gaps) / len(gaps)
-
-
-def files(demonstrations: int) -> tuple[str, ...]:
-    """Return the names of the files that `write` makes."""
-    return (CORPUS, PAIRS, DEMONSTRATIONS) if demonstrations else (CORPUS, PAIRS)
 
 
 def write(
@@ -389,25 +378,22 @@ def write(
     corpus: str = "tutors",
     demonstrations: int = 0,
     subjects: int = SUBJECTS,
-) -> None:
-    """Write the `files` of these arguments into `directory`, the same bytes for the same arguments.
+) -> list[Path]:
+    """Write the files into `directory` and return them.
 
-    No file depends on the number of rows of another, and a longer file starts with the shorter one. Each is
-    complete or absent: it is written under another name first. Raises ValueError for arguments out of range.
+    No file depends on the number of rows of another, and a longer file starts with the shorter one.
     """
-    if min(documents, pairs, demonstrations) < 0 or not 0 <= heldout_fraction <= 1:
-        raise ValueError(f"not a size of the toy world: {documents=}, {pairs=}, {demonstrations=}, {heldout_fraction=}")
     tau = annotator_tau(bayes_accuracy)
 
     def side(message: str) -> Part:
         return part(message, seed, heldout_fraction, validation_fraction)
 
-    def corpus_rows() -> Iterator[dict[str, str]]:
+    def corpus_rows() -> Iterator[JsonObject]:
         rng = random.Random(f"toy:corpus:{seed}")
         for _ in range(documents):
             yield {"text": draw_document(rng, side, corpus, subjects)}
 
-    def pair_rows() -> Iterator[dict[str, str]]:
+    def pair_rows() -> Iterator[JsonObject]:
         rng = random.Random(f"toy:pairs:{seed}")
         for _ in range(pairs):
             prompt, first, second = draw_answers(rng, side, subjects)
@@ -415,14 +401,13 @@ def write(
                 first, second = second, first
             yield {"chosen": f"{prompt} {first}", "rejected": f"{prompt} {second}"}
 
-    def demonstration_rows() -> Iterator[dict[str, str]]:
+    def demonstration_rows() -> Iterator[JsonObject]:
         rng = random.Random(f"toy:demonstrations:{seed}")
         for _ in range(demonstrations):
             message, response = draw_demonstration(rng, subjects)
             yield {"instruction": message, "output": response}
 
-    directory.mkdir(parents=True, exist_ok=True)
-    makers = {CORPUS: corpus_rows, PAIRS: pair_rows, DEMONSTRATIONS: demonstration_rows}
-    for name in files(demonstrations):
-        with replacing(directory / name) as unfinished:
-            unfinished.write_text(json_lines(makers[name]()), encoding="utf-8")
+    contents = {"corpus.jsonl": corpus_rows(), "pairs.jsonl": pair_rows()}
+    if demonstrations:
+        contents["demonstrations.jsonl"] = demonstration_rows()
+    return write_files(directory, contents)
