@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import recipes_root
-from rlhf.cli.options import OUTPUT, existing_files, run_or_stage
+from rlhf.cli.options import OUTPUT, run_or_stage
 from rlhf.evaluation import compare
 from rlhf.evaluation.compare import COMPARED_POLICIES, PolicyComparison, PolicyEvaluation
 from rlhf.process.task import run_child, task_of
@@ -29,32 +29,22 @@ def _runs(context: click.Context, parameter: click.Parameter, paths: tuple[Path,
     "--stage", type=click.Choice(COMPARED_POLICIES), help="Policy to compare. [default: the first trained one of A]"
 )
 @click.option(
-    "--scored",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    callback=existing_files,
-    metavar="FILE",
-    help="File that `rlhf score` wrote, whose scores replace the run's own. Once for each run, in their order.",
-)
-@click.option(
     "--to", type=OUTPUT, metavar="FILE", help="HTML file to write. [default: comparison.html in the last run]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of words and tables, and write no page.")
-def compare_runs(
-    runs: list[NamedRun], stage: PolicyLabel | None, scored: tuple[Path, ...], to: Path | None, as_json: bool
-) -> None:
+def compare_runs(runs: list[NamedRun], stage: PolicyLabel | None, to: Path | None, as_json: bool) -> None:
     """Compare runs A B … on the held-out prompts that they share.
 
     RUNS are run directories, <out>/<recipe>/<version>, or a policy's folder in one, such as <run>/dpo. Runs of one
     recipe with several seeds count as one side. What was not evaluated yet is evaluated; nothing is trained.
     """
-    if len(runs) < 2 or len(scored) not in (0, len(runs)):
-        raise click.UsageError("name two runs or more, and --scored once for each or not at all")
+    if len(runs) < 2:
+        raise click.UsageError("name two runs or more")
     policy = stage or _policy(runs[0])
     evaluations: list[PolicyEvaluation] = []
-    for run, file in zip(runs, scored or [None] * len(runs), strict=True):
+    for run in runs:
         _evaluate(run, wanted := (_policy(run) or policy))
-        evaluations.append(compare.load(run.directory, wanted, file))
+        evaluations.append(compare.load(run.directory, wanted))
         policy = policy or evaluations[0].policy
     first, *others = compare.pooled(evaluations)
     found = [(first, other, compare.compare_runs(first, other)) for other in others]
@@ -97,5 +87,5 @@ def _show(found: PolicyComparison) -> None:
     keys = ", ".join(found.settings) or "none"
     screen.OUT.print(f"settings that differ: {keys}", style="dim")
     if any(row.name == "score" and row.difference is None for row in found.rows):
-        note = "scores are of two reward models, without a common unit: `rlhf score` both, then --scored"
+        note = "scores are of two reward models, without a common unit: `rlhf score` both runs' samples with one"
         screen.OUT.print(note, style="dim")

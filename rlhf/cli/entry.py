@@ -22,7 +22,6 @@ SECTIONS = {
         "rehearse": "rehearse.rehearse",
         "run": "train.run",
         "reproduce": "reproduce.reproduce",
-        "results": "reproduce.results",
     },
     "Judge the result": {
         "report": "report.report",

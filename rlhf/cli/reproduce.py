@@ -1,4 +1,4 @@
-"""`rlhf reproduce` and `results`: a recipe with several seeds, and the table of its record."""
+"""`rlhf reproduce`: a recipe with several seeds, and the table of their results."""
 
 import os
 from collections.abc import Mapping
@@ -6,16 +6,14 @@ from pathlib import Path
 
 import click
 
-from rlhf import terminal
 from rlhf.cli.choice import Choice
-from rlhf.cli.options import FILE, LARGEST_SEED, PRICE, listed
+from rlhf.cli.options import LARGEST_SEED, PRICE, listed
 from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
 from rlhf.errors import OptionError, UserError
 from rlhf.evaluation import reproduce as reproducing
 from rlhf.process import endings
 from rlhf.recipe import PinnedRecipe, StageName, parse_overrides
 from rlhf.recipe.stages import stage_name
-from rlhf.run.reader import advising
 from rlhf.run.records import Summary
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
@@ -44,14 +42,9 @@ def reproduce(choice: Choice, out: Path, seeds: str, stage: str | None, price: f
     if "seed" in parse_overrides(choice.changes):
         raise OptionError("--set seed: the seeds of this command are --seeds")
     chain = reproducing.chain(loaded, stages or reproducing.final_stages(loaded))
-    try:
-        with endings.reporting_progress(lambda: CONTINUES):
-            reproducing.run_seeds(loaded, chain, numbers, out)
-        reproduction = reproducing.write_record(loaded, chain, numbers, out, price)
-    except UserError:
-        if so_far := reproducing.done_so_far(loaded, chain, numbers, out):  # hours of work are shown, come what may
-            _show(loaded, so_far, price)
-        raise
+    with endings.reporting_progress(lambda: CONTINUES):
+        reproducing.run_seeds(loaded, chain, numbers, out)
+    reproduction = reproducing.write_record(loaded, chain, numbers, out, price)
     _show(loaded, reproduction.seeds, price)
     screen.OUT.print(f"written to {out / f'{loaded.name}-{loaded.version}.json'}", style="dim")
 
@@ -86,14 +79,3 @@ def _stages(text: str | None) -> list[StageName] | None:
         return None if text is None else [stage_name(word) for word in listed(text) or [""]]
     except UserError as error:
         raise click.BadParameter(str(error), param_hint="--stage") from None
-
-
-@click.command()
-@click.argument("file", type=FILE)
-def results(file: Path) -> None:
-    """Print the record of a reproduction as a Markdown table.
-
-    FILE is the record that `rlhf reproduce` wrote below its --out.
-    """
-    with advising("name the record that `rlhf reproduce` wrote, such as runs/seeds/cpu-tiny-v2.json"):
-        click.echo(terminal.harmless(reproducing.table_of(file)))

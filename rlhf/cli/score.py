@@ -8,10 +8,9 @@ import click
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import FILE, OUTPUT, refuse_inputs
 from rlhf.cli.recipe_options import RUN_HELP, chooses_recipe
+from rlhf.data.parsing import parse_prompt
 from rlhf.evaluation import score as scoring
-from rlhf.evaluation import score_items
 from rlhf.process.libraries import quiet_libraries
-from rlhf.rating.pairs import turns
 from rlhf.terminal import counted, excerpt, harmless, screen, wording
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -46,7 +45,10 @@ def score(
         raise click.UsageError("name FILES to score, or one --prompt with at least one --response")
     if to:
         refuse_inputs(to, files)
-    items = score_items.read(files) if prompt is None else score_items.command_line_items(prompt, responses)
+    items = scoring.read(files)
+    if prompt is not None:
+        asked = parse_prompt(prompt, "--prompt")
+        items = [scoring.Item("", asked, {"response": response}, {}) for response in responses]
     stages = scoring.finished_stages(choice.load(), out)
     with quiet_libraries():
         with working("scoring"):
@@ -66,7 +68,7 @@ def _show(scored: Sequence[scoring.ScoredItem]) -> None:
     columns = ["prompt", *(["answer"] if single else []), *(["score"] if single else names)]
     rows = []
     for row in scored[:TABLE_ROWS]:
-        cells = [_excerpt(_last_message(row)), *([_excerpt(row.item.answers["response"])] if single else [])]
+        cells = [_excerpt(row.item.prompt[-1].content), *([_excerpt(row.item.answers["response"])] if single else [])]
         cells += [wording.number(row.scores.get(name)) for name in names]
         rows.append([*cells, *([wording.number(row.margin)] if paired else [])])
     title = f"scores of {counted(len(scored), 'row')}" + (
@@ -92,14 +94,6 @@ def _show_cut(cut: dict[str, int], not_scored: int) -> None:
     for description, count in notes.items():
         if count:
             screen.OUT.print(f"{count:,} {description} (rm.max_prompt_length, rm.max_length)")
-
-
-def _last_message(row: scoring.ScoredItem) -> str:
-    """Return the last message of a prompt, or the whole of one that was read as text in an unknown template."""
-    if not isinstance(row.item.prompt, str):
-        return row.item.prompt[-1].content
-    messages = row.item.row.get("messages")
-    return turns(row.prompt, messages if isinstance(messages, list) else ())[-1][1]
 
 
 def _excerpt(text: str) -> str:

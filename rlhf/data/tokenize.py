@@ -169,7 +169,26 @@ class DialogueTokenizer:
         """
         texts = [self.prompt_text(prompt) for prompt, _ in rows]
         answers = [self.answer_text(response, text) for (_, response), text in zip(rows, texts, strict=True)]
-        return self._encode(texts, answers, max_prompt_length, max_length, max_response_length)
+        prompts = self._ids(texts, bos=True)
+        full_ids = self._ids([text + answer for text, answer in zip(texts, answers, strict=True)], bos=True)
+        counts: Counter[str] = Counter()
+        encoded: list[Encoded | None] = []
+        for answer, prompt, ids in zip(answers, prompts, full_ids, strict=True):
+            response = ids[len(prompt) :]
+            if ids[: len(prompt)] != prompt:
+                counts["merged_at_response"] += 1
+                response = self._ids([answer], bos=False)[0]
+            counts["prompts_cut"] += len(prompt) > max_prompt_length
+            prompt = self._cut_prompt(prompt, max_prompt_length)
+            room = min(max_length - len(prompt), max_response_length or max_length)
+            end = response.index(self.eos_id) if self.eos_id in response else len(response)  # the text may hold it
+            lost = len(response) > end + 1
+            room = 0 if response and not end else max(room, 0)  # one that begins with its end is none
+            counts["responses_cut"] += room > 0 and (lost or room < end + 1)
+            response = [*response[:end], self.eos_id][:room]
+            counts["dropped"] += not response
+            encoded.append(Encoded(prompt, response) if response else None)
+        return encoded, counts
 
     def encode_turns(
         self, rows: Sequence[Example], max_prompt_length: int, max_length: int
@@ -193,47 +212,6 @@ class DialogueTokenizer:
         cut = iter(encoded)
         sequences = ((next(cut) if isinstance(item, Example) else item) for item in planned)
         return [imitated(item) if isinstance(item, Encoded) else item for item in sequences if item], counts
-
-    def encode_written(
-        self, rows: Sequence[tuple[str, str]], max_prompt_length: int, max_length: int
-    ) -> tuple[list[Encoded | None], Counter[str]]:
-        """Encode responses to prompts that are text already, as `encode` does.
-
-        The prompts are as `prompt_text` writes them and samples.jsonl keeps them.
-        """
-        gap = " " if self.template == "hh" else ""
-        answers = [f"{gap}{response}" for _, response in rows]
-        return self._encode([prompt for prompt, _ in rows], answers, max_prompt_length, max_length)
-
-    def _encode(
-        self,
-        texts: Sequence[str],
-        answers: Sequence[str],
-        max_prompt_length: int,
-        max_length: int,
-        max_response_length: int | None = None,
-    ) -> tuple[list[Encoded | None], Counter[str]]:
-        """Return the ids of prompts with their answers, both as text; `encode` explains cuts and counts."""
-        prompts = self._ids(texts, bos=True)
-        full_ids = self._ids([text + answer for text, answer in zip(texts, answers, strict=True)], bos=True)
-        counts: Counter[str] = Counter()
-        encoded: list[Encoded | None] = []
-        for answer, prompt, ids in zip(answers, prompts, full_ids, strict=True):
-            response = ids[len(prompt) :]
-            if ids[: len(prompt)] != prompt:
-                counts["merged_at_response"] += 1
-                response = self._ids([answer], bos=False)[0]
-            counts["prompts_cut"] += len(prompt) > max_prompt_length
-            prompt = self._cut_prompt(prompt, max_prompt_length)
-            room = min(max_length - len(prompt), max_response_length or max_length)
-            end = response.index(self.eos_id) if self.eos_id in response else len(response)  # the text may hold it
-            lost = len(response) > end + 1
-            room = 0 if response and not end else max(room, 0)  # one that begins with its end is none
-            counts["responses_cut"] += room > 0 and (lost or room < end + 1)
-            response = [*response[:end], self.eos_id][:room]
-            counts["dropped"] += not response
-            encoded.append(Encoded(prompt, response) if response else None)
-        return encoded, counts
 
     def encode_texts(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
         """Return BOS + text + EOS of each text in pieces of at most `max_length` tokens; no token is dropped."""

@@ -124,23 +124,26 @@ def policies_to_evaluate(run_directory: Path, stage: PolicyLabel | None) -> list
     return wanted or [name for name in POLICIES if (run_directory / name / SUMMARY).is_file()][:1]
 
 
-def load(run_directory: Path, stage: PolicyLabel | None = None, scored: Path | None = None) -> PolicyEvaluation:
+def load(run_directory: Path, stage: PolicyLabel | None = None) -> PolicyEvaluation:
     """Return one policy's evaluation from the run directory `<out>/<recipe>/<version>`.
 
-    `stage` None is the first of POLICIES that was evaluated. `scored`: what `rlhf score RUN/evaluate/samples.jsonl
-    --to FILE` wrote, whose scores replace the run's own. Raises UserError without a finished evaluation of that policy,
-    and for scores of other answers.
+    `stage` None is the first of POLICIES that was evaluated. Raises UserError without a finished evaluation of that
+    policy.
     """
     folder = run_directory / EVALUATE
     summary, manifest = finished_evaluation(run_directory), read_manifest(folder)
-    stage, answers, _ = _answers(folder / SAMPLES, stage)
+    lines = reader.read_lines(folder / SAMPLES, SampleLine)
+    names = list(lines[0].answers) if lines else []
+    stage = stage or next((policy for policy in POLICIES if policy in names), None)
+    answers: Answers = {}
+    for number, line in enumerate(lines, 1):
+        if stage is None or stage not in line.answers:
+            way_out = f"no answer of {stage or 'a trained policy'}; --stage: {', '.join(names)}"
+            raise UserError(f"{folder / SAMPLES}:{number}: {way_out}")
+        answers.setdefault(line.prompt, []).append(line.answers[stage])
+    if stage is None or not lines:
+        raise UserError(f"{folder / SAMPLES}: no samples there")
     rm_summary = read_summary(stage_folder(run_directory, RM))
-    reward_model = reward_model_digest(rm_summary) if rm_summary else None
-    if scored is not None:
-        _, rescored, reward_model = _answers(scored, stage)
-        if _texts(rescored) != _texts(answers) or reward_model is None:
-            raise UserError(f"--scored {scored}: not what `rlhf score {folder / SAMPLES} --to FILE` writes")
-        answers = rescored
     policy = run_directory / stage if stage == "base" else stage_folder(run_directory, stage)
     of_policy = read_manifest(policy).settings.plain() if (policy / MANIFEST).is_file() else {}
     metrics = {key.removeprefix(f"{stage}/"): x for key, x in summary.metrics.items() if x is not None}
@@ -148,33 +151,11 @@ def load(run_directory: Path, stage: PolicyLabel | None = None, scored: Path | N
         name=f"{run_directory}: {stage}",
         policy=stage,
         answers={manifest.seed: answers},
-        reward_models={manifest.seed: reward_model},
+        reward_models={manifest.seed: reward_model_digest(rm_summary) if rm_summary else None},
         metrics={key: x for key, x in metrics.items() if "/" not in key or key.startswith("rm/")},
         settings=manifest.settings.plain() | ({stage: of_policy[stage]} if stage in of_policy else {}),
         details=reader.read(folder / "details.json", Details) or Details(),
     )
-
-
-def _answers(file: Path, stage: PolicyLabel | None) -> tuple[PolicyLabel, Answers, str | None]:
-    """Return the policy, its answers by prompt, and the reward model that a file of samples names.
-
-    Raises UserError for a file without any answer of that policy, and for a line without one.
-    """
-    lines = reader.read_lines(file, SampleLine)
-    names = list(lines[0].answers) if lines else []
-    found = stage or next((policy for policy in POLICIES if policy in names), None)
-    answers: Answers = {}
-    for number, line in enumerate(lines, 1):
-        if found is None or found not in line.answers:
-            raise UserError(f"{file}:{number}: no answer of {found or 'a trained policy'}; --stage: {', '.join(names)}")
-        answers.setdefault(line.prompt, []).append(line.answers[found])
-    if found is None or not lines:
-        raise UserError(f"{file}: no samples there")
-    return found, answers, lines[0].reward_model
-
-
-def _texts(answers: Answers) -> dict[str, list[str]]:
-    return {prompt: [answer.response for answer in given] for prompt, given in answers.items()}
 
 
 def pooled(evaluations: Sequence[PolicyEvaluation]) -> list[PolicyEvaluation]:
@@ -247,8 +228,7 @@ def _paired(
     x, y = _shared(a, b, value_of, [*a.answers], [*b.answers])
     if not x or not comparable:
         return [FigureRow(key, fmean(x), fmean(y))] if x else []
-    gain = stats.paired_difference(x, y)
-    interval = None if gain is None else (gain.low, gain.high)
+    interval = _ends(stats.paired_difference(x, y))
     seeds = [seed for seed in a.answers if seed in b.answers] if len(a.answers) > 1 else []
     each = [(fmean(y), fmean(x)) for seed in seeds for x, y in [_shared(a, b, value_of, [seed], [seed])] if x]
     by_seed = tuple(of_b - of_a for of_b, of_a in each)
@@ -292,5 +272,8 @@ def _accuracy_interval(a: PolicyEvaluation, b: PolicyEvaluation) -> tuple[float,
     if [pair.pair for pair in pairs_a] != [pair.pair for pair in pairs_b] or a.reward_models == b.reward_models:
         return None
     right_a, right_b = (stats.outcomes([pair.margin for pair in pairs]) for pairs in (pairs_a, pairs_b))
-    interval = stats.paired_difference(right_a, right_b, [pair.prompt for pair in pairs_a])
-    return None if interval is None else (interval.low, interval.high)
+    return _ends(stats.paired_difference(right_a, right_b, [pair.prompt for pair in pairs_a]))
+
+
+def _ends(estimate: stats.Estimate | None) -> tuple[float, float] | None:
+    return None if estimate is None else (estimate.low, estimate.high)

@@ -4,15 +4,15 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from rlhf.errors import UserError
-from rlhf.evaluation import conditions
 from rlhf.files import write_json
 from rlhf.process.task import run_child, task_of
 from rlhf.recipe import PinnedRecipe, StageName, parents, published
+from rlhf.recipe.chain import differences
 from rlhf.recipe.folders import no_section
 from rlhf.recipe.published import OPEN, Figure, Verdict, verdict_of
 from rlhf.recipe.stages import EVALUATE, STAGES, TRAINING_STAGES
@@ -20,12 +20,15 @@ from rlhf.run import reader
 from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import read_manifest, read_summary, totals
 from rlhf.run.layout import SUMMARY
+from rlhf.run.named import value as value_of
 from rlhf.run.outcomes import Reproduction
-from rlhf.run.records import DataFile, Summary
+from rlhf.run.records import Summary
 from rlhf.terminal import say, wording
 
 HEADLINES = ("accuracy", "perplexity", "eval_loss")  # of stages that train no policy
 OF_ROWS = ("data.source", "data.files", "data.format")  # keys by which rows of files stand in for the recipe's
+WALL = "wall time, s"
+CONDITIONS = ("code", "packages", "python", "device")  # that all stages of one table share
 
 
 def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
@@ -49,50 +52,51 @@ def runs_root(out: Path, seed: int) -> Path:
     return out / f"seed-{seed}"
 
 
-def stage_path(loaded: PinnedRecipe, out: Path, seed: int, stage: StageName) -> Path:
-    """Return the directory of one seed's stage."""
-    return runs_root(out, seed) / loaded.name / loaded.version / stage
+def _folders(
+    loaded: PinnedRecipe, out: Path, seeds: Sequence[int], stages: Sequence[StageName]
+) -> dict[int, dict[StageName, Path]]:
+    """Return the directories by seed and stage."""
+    return {
+        seed: {stage: runs_root(out, seed) / loaded.name / loaded.version / stage for stage in stages} for seed in seeds
+    }
 
 
 def run_seeds(loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path) -> None:
     """Run the stages for every seed and stage. Finished stages are kept and interrupted ones are resumed.
 
-    Raises UserError before a stage whose table would mix code, packages, python or device. Exits with the exit code of
-    a stage that fails.
+    Raises UserError as `check_same` does. Exits with the exit code of a stage that fails.
     """
-    folders = [stage_path(loaded, out, seed, stage) for seed in seeds for stage in stages]
+    folders = _folders(loaded, out, seeds, stages)
+    every = [folder for of_seed in folders.values() for folder in of_seed.values()]
     for seed in seeds:
         for stage in stages:
-            following = stage_path(loaded, out, seed, stage)
-            is_first = not any((folder / SUMMARY).is_file() for folder in folders)
-            is_done = (following / SUMMARY).is_file()
-            conditions.check_same(
-                folders, following, None if is_first or is_done else conditions.of_this_process(loaded)
-            )
+            check_same(every)
             task = task_of(loaded, stage, runs_root(out, seed), resume=True, if_needed=True).of(stage, seed=seed)
             if code := run_child(task):
                 say(
                     f"error: seed {seed} stopped in {stage}; solve the problem and repeat this command, which "
                     f"continues from the last checkpoint (that stage alone: `rlhf run {stage} "
-                    f"{following.parent} --resume`)"
+                    f"{folders[seed][stage].parent} --resume`)"
                 )
                 sys.exit(code)
 
 
-def done_so_far(
-    loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path
-) -> dict[str, dict[str, Summary]]:
-    """Return the summaries by seed and stage of the seeds that have begun, of the stages that all of those have done.
+def check_same(folders: Iterable[Path]) -> None:
+    """Raise UserError where finished stages among `folders` had other CONDITIONS than the first of them."""
+    done = [folder for folder in folders if (folder / SUMMARY).is_file()]
+    conditions = [(folder, _conditions(folder)) for folder in done]
+    for folder, others in conditions[1:]:
+        first, its = conditions[0]
+        for key in differences(its, others):
+            raise UserError(
+                f"{folder}: {key} is {value_of(others, key)}, and {value_of(its, key)} in {first}; one table holds "
+                "stages of the same code, packages, python and device: restore that, or choose another --out"
+            )
 
-    Raises UserError for a damaged one.
-    """
-    found = {
-        str(seed): {s: summary for s in stages if (summary := read_summary(stage_path(loaded, out, seed, s)))}
-        for seed in seeds
-    }
-    begun = {seed: of_seed for seed, of_seed in found.items() if of_seed}
-    common = [stage for stage in stages if begun and all(stage in of_seed for of_seed in begun.values())]
-    return {seed: {stage: of_seed[stage] for stage in common} for seed, of_seed in begun.items()} if common else {}
+
+def _conditions(folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder).plain()
+    return {key: manifest.get(key) for key in CONDITIONS}
 
 
 def write_record(
@@ -103,20 +107,20 @@ def write_record(
     It is written to `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one card. Raises UserError if
     not all stages were run by the same code, packages and device.
     """
-    folders = {seed: {s: stage_path(loaded, out, seed, s) for s in stages} for seed in seeds}
-    summaries = {str(seed): {s: _summary(f) for s, f in of_seed.items()} for seed, of_seed in folders.items()}
+    folders = _folders(loaded, out, seeds, stages)
     every = [folder for of_seed in folders.values() for folder in of_seed.values()]
-    conditions.check_same(every)
+    summaries = {seed: {s: _summary(f).plain() for s, f in of_seed.items()} for seed, of_seed in folders.items()}
+    check_same(every)
     content = {
         "recipe": loaded.name,
         "version": loaded.version,
         "recipe_sha256": loaded.sha256,
         "released_sha256": loaded.released_sha256,
         "modified": loaded.modified,
-        **conditions.of_stage(every[0]),
+        **_conditions(every[0]),
         "price_per_hour": price,
         **_own_rows(loaded, every),
-        "seeds": {seed: {s: summary.plain() for s, summary in run.items()} for seed, run in summaries.items()},
+        "seeds": {str(seed): of_seed for seed, of_seed in summaries.items()},
     }
     write_json(out / f"{loaded.name}-{loaded.version}.json", content)
     return Reproduction.model_validate(content)
@@ -126,7 +130,8 @@ def _own_rows(loaded: PinnedRecipe, folders: Sequence[Path]) -> dict[str, Any]:
     """Return the files that `--data` named, by name and hash, and what else options changed; {} without such files."""
     if "data.files" not in loaded.overrides:
         return {}
-    read = {(file.name, file.sha256) for folder in folders for file in _data_files(folder)}
+    manifests = (read_manifest(folder) for folder in folders)
+    read = {(file.name, file.sha256) for manifest in manifests if manifest.data for file in manifest.data.files}
     others = {
         key: value
         for key, value in loaded.overrides.items()
@@ -135,42 +140,12 @@ def _own_rows(loaded: PinnedRecipe, folders: Sequence[Path]) -> dict[str, Any]:
     return {"rows": [{"name": Path(name).name, "sha256": digest} for name, digest in sorted(read)], "overrides": others}
 
 
-def _data_files(folder: Path) -> list[DataFile]:
-    """Return the files of data that a stage has read."""
-    data = read_manifest(folder).data
-    return data.files if data else []
-
-
 def _summary(folder: Path) -> Summary:
     """Return the summary of a stage. Raises UserError if the stage is not done."""
     summary = read_summary(folder)
     if summary is None:
         raise UserError(f"{folder}: {folder.name} is not done")
     return summary
-
-
-def table_of(file: Path) -> str:
-    """Return the Markdown table of a record that `write_record` wrote. Raises UserError if the file is not one."""
-    reproduction = reader.read(file, Reproduction)
-    if reproduction is None:
-        raise UserError(f"{file}: not a file")
-    return markdown(reproduction)
-
-
-def markdown(reproduction: Reproduction) -> str:
-    """Return the table of a reproduction as Markdown, with the code and device that it was measured on."""
-    columns, *body = rows(reproduction.seeds, reproduction.price_per_hour)
-    lines = [columns, ("---",) * len(columns), *body]
-    packages = reproduction.packages
-    files = "".join(f", rows of {file.name} (sha256 {file.sha256[:12]})" for file in reproduction.rows)
-    sha256, edited = reproduction.recipe_sha256[:12], reproduction.edited()
-    measured = (
-        f"Measured by `rlhf reproduce`: recipe {reproduction.recipe} {reproduction.version} "
-        f"({edited or sha256}){files}, {reproduction.device.text()}, commit "
-        f"{(reproduction.code.commit or 'unknown')[:12]}, torch {packages.torch}, "
-        f"transformers {packages.transformers}, trl {packages.trl}, peft {packages.peft}."
-    )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{measured}\n"
 
 
 def record_of(loaded: PinnedRecipe) -> tuple[Path, Reproduction] | None:
@@ -203,50 +178,53 @@ def rows(
     with its wall times. Figures of all stages together come last.
     """
     runs = list(seeds.values())
-    chain_figures = [totals(run, price) for run in runs]
+    of_chain = [totals(run, price) for run in runs]
     has_guide = any(target.guide for run in runs for summary in run.values() for target in summary.targets)
-    heading = "published" if has_guide or chain_figures[0] else "target"
+    heading = "published" if has_guide or of_chain[0] else "target"
     table: list[tuple[str, ...]] = [
         ("stage", "metric", heading, *(f"seed {seed}" for seed in seeds), "mean ± sd", "verdict")
     ]
-    walls = []
+    before = [(recorded or {}).get(seed, {}) for seed in seeds]
     for summaries in zip(*(run.values() for run in runs), strict=True):
         stage = summaries[0].stage
         for targets in zip(*(summary.targets for summary in summaries), strict=True):
-            figure = targets[0].figure
-            values = [target.measured for target in targets]
-            row = _row(stage, figure, values, [verdict_of(figure, value) for value in values])
-            beside = [
-                _recorded(figure, value, (recorded or {}).get(seed, {}).get(stage))
-                for seed, value in zip(seeds, values, strict=True)
-            ]
-            cells = [cell + text for cell, text in zip(row[3:-2], beside, strict=True)]
-            table.append((*row[:3], *cells, *row[-2:]))
-        if not summaries[0].targets and (found := _headline(summaries)):
-            table.append((stage, *found))
-        walls.append([summary.wall_seconds for summary in summaries])
-        table.append(
-            (stage, "wall time, s", "", *(f"{w:.0f}" for w in walls[-1]), f"{statistics.mean(walls[-1]):.0f}", "")
-        )
-    for figure_by_seed in zip(*chain_figures, strict=True):
-        values, verdicts = [value for _, value, _ in figure_by_seed], [verdict for *_, verdict in figure_by_seed]
-        table.append(_row("all", figure_by_seed[0][0], values, verdicts))
-    times = [sum(of_seed) for of_seed in zip(*walls, strict=True)]
-    table.append(("all", "wall time, s", "", *(f"{t:.0f}" for t in times), f"{statistics.mean(times):.0f}", ""))
+            figure, values = targets[0].figure, [target.measured for target in targets]
+            beside = [_recorded(figure, value, run.get(stage)) for value, run in zip(values, before, strict=True)]
+            verdicts = [verdict_of(figure, value) for value in values]
+            table.append(_row(stage, figure.title, values, *figure_verdict(figure, values, verdicts), beside))
+        if not summaries[0].targets and (headline := _headline(summaries)):
+            table.append(_row(stage, *headline))
+        table.append(_row(stage, WALL, [summary.wall_seconds for summary in summaries]))
+    for of_seeds in zip(*of_chain, strict=True):
+        figure, values = of_seeds[0][0], [value for _, value, _ in of_seeds]
+        verdicts = [verdict for *_, verdict in of_seeds]
+        table.append(_row("all", figure.title, values, *figure_verdict(figure, values, verdicts)))
+    table.append(_row("all", WALL, [sum(summary.wall_seconds for summary in run.values()) for run in runs]))
     return table
 
 
-def _headline(summaries: Sequence[Summary]) -> tuple[str, ...] | None:
-    """Return the cells of a stage's main figure: a policy's reward, an accuracy or a loss; None without any."""
+def _row(
+    stage: StageName | Literal["all"],
+    title: str,
+    values: Sequence[float | None],
+    asked: str = "",
+    verdict: str = "",
+    beside: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Return a row of the table; `beside` follows each seed's value."""
+    cells = [wording.number(value) for value in values]
+    if beside:
+        cells = [cell + text for cell, text in zip(cells, beside, strict=True)]
+    return stage, title, asked, *cells, mean_sd(values), verdict
+
+
+def _headline(summaries: Sequence[Summary]) -> tuple[str, list[float | None]] | None:
+    """Return a stage's main figure by its name: a policy's reward, an accuracy or a loss; None without any."""
     gains = [next(iter(gains_over_start({summary.stage: summary})), None) for summary in summaries]
     if (first := gains[0]) is not None:
-        name, values = f"{first.name}, {first.start:.3g} at the start", [gain.end if gain else None for gain in gains]
-    else:
-        key = next((key for key in HEADLINES if key in summaries[0].metrics), None)
-        if key is None:
-            return None
-        name, values = wording.metric(key), [summary.metrics.get(key) for summary in summaries]
-    return name, "", *map(wording.number, values), mean_sd(values), ""
+        return f"{first.name}, {first.start:.3g} at the start", [gain.end if gain else None for gain in gains]
+    key = next((key for key in HEADLINES if key in summaries[0].metrics), None)
+    return None if key is None else (wording.metric(key), [summary.metrics.get(key) for summary in summaries])
 
 
 def _recorded(figure: Figure, value: float | None, summary: Summary | None) -> str:
@@ -260,31 +238,22 @@ def _recorded(figure: Figure, value: float | None, summary: Summary | None) -> s
     return f" (recorded {wording.number(old)}: {'equal' if value == old else f'different by {value - old:+.2g}'})"
 
 
-def _row(
-    stage: StageName | Literal["all"], figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]
-) -> tuple[str, ...]:
-    """Return the row of one figure."""
-    range_text, verdict = figure_verdict(figure, values, verdicts)
-    return (stage, figure.title, range_text, *map(wording.number, values), mean_sd(values), verdict)
-
-
 def figure_verdict(figure: Figure, values: Sequence[float | None], verdicts: Sequence[Verdict]) -> tuple[str, str]:
     """Return what a figure asks of each seed and of their mean, and the verdict on the seeds and on the mean.
 
     The first is text such as `≥ 0.6; mean ≥ 0.62`; the second counts the seeds that reach the figure.
     """
-    range_text = figure.text()
+    asked = figure.text()
     if figure.range_of_mean:
-        range_text += f"; mean {wording.span(*figure.range_of_mean)}"
+        asked += f"; mean {wording.span(*figure.range_of_mean)}"
     if all(verdict.word in OPEN for verdict in verdicts):
-        return range_text, str(verdicts[0])
+        return asked, str(verdicts[0])
     verdict = published.count(verdicts)
     if None not in values and (figure.guide or figure.range_of_mean):
         mean = statistics.mean(value for value in values if value is not None)
-        mean_figure = figure.model_copy(update={"range": figure.range_of_mean or figure.range})
-        mean_verdict = verdict_of(mean_figure, mean)
-        verdict += f", mean {mean_verdict if figure.guide else mean_verdict.word}"
-    return range_text, verdict
+        of_mean = verdict_of(figure.model_copy(update={"range": figure.range_of_mean or figure.range}), mean)
+        verdict += f", mean {of_mean if figure.guide else of_mean.word}"
+    return asked, verdict
 
 
 def mean_sd(values: Sequence[float | None]) -> str:

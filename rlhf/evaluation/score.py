@@ -1,15 +1,16 @@
-"""Scores of items by a run's reward model: the model, the statistics of its scores, and their file."""
+"""Scores by a run's reward model: prompts with answers, the model, the statistics of its scores, and their file."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from rlhf import stats
-from rlhf.data.parsing import parse_prompt
-from rlhf.data.rows import Message
-from rlhf.evaluation.score_items import Item
+from rlhf.data import formats, raw
+from rlhf.data.parsing import Prompt, parse_prompt
+from rlhf.data.transcripts import parse_hh
+from rlhf.errors import UserError
 from rlhf.files import JsonObject, json_lines, write_output
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe
@@ -17,8 +18,65 @@ from rlhf.recipe.schema import Rm
 from rlhf.recipe.stages import EVALUATE, PRETRAIN, RM, SFT
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, reward_model_digest
+from rlhf.terminal import say
 
-PAIR = ("chosen", "rejected")
+
+class Item(NamedTuple):
+    """A prompt and its answers by name; `row` is what else stood in the row that it was read from."""
+
+    source: str
+    prompt: Prompt
+    answers: dict[str, str]
+    row: JsonObject
+
+
+def read(files: Sequence[Path]) -> list[Item]:
+    """Return the items of files: samples of a run, rows with `prompt` and `response`, pairs, demonstrations.
+
+    Raises UserError for files of any other kind.
+    """
+    return [item for file in files for item in _items(file)]
+
+
+def _items(file: Path) -> Iterator[Item]:
+    rows = [*raw.rows(file)]
+    if rows and _answers(rows[0][1]):
+        yield from (_sample(source, row) for source, row in rows)
+        return
+    data = formats.read([file])
+    for note in data.report.notes:
+        say(note)
+    if not data.pairs and not data.examples:
+        raise UserError(f"{file}: texts without prompts and answers; score needs pairs, or prompts with responses")
+    for pair in data.pairs:
+        yield Item(pair.source, pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, {})
+    for example in data.examples:
+        yield Item(example.source, example.prompt, {"response": example.response}, {})
+
+
+def _answers(row: object) -> dict[str, str]:
+    """Return the answers by name in a row of a run's samples, or of `prompt` and `response`; {} for any other row."""
+    if not isinstance(row, dict) or "prompt" not in row:
+        return {}
+    answers = {name: value.get("response") for name, value in row.items() if isinstance(value, dict)}
+    answers.setdefault("response", row.get("response"))
+    return {name: text for name, text in answers.items() if isinstance(text, str)}
+
+
+def _sample(source: str, row: object) -> Item:
+    """Return the item of a row. A run writes its step into it, and messages or a transcript as the prompt."""
+    answers = _answers(row)
+    if not isinstance(row, dict) or not answers:
+        raise UserError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
+    if "step" not in row:
+        others = {name: value for name, value in row.items() if name != "prompt"}
+        return Item(source, parse_prompt(row["prompt"], source, row.get("system")), answers, others)
+    if row.get("messages"):
+        return Item(source, parse_prompt(row["messages"], source), answers, row)
+    said = parse_hh(str(row["prompt"]))
+    if not said or said[-1].role != "assistant":
+        raise UserError(f"{source}: neither messages nor a transcript up to an answer")
+    return Item(source, said[:-1], answers, row)
 
 
 class ScoredItem(NamedTuple):
@@ -31,7 +89,7 @@ class ScoredItem(NamedTuple):
     @property
     def margin(self) -> float | None:
         """Return the score of the chosen answer minus that of the rejected one; None if the item is not a pair."""
-        chosen, rejected = (self.scores.get(side) for side in PAIR)
+        chosen, rejected = self.scores.get("chosen"), self.scores.get("rejected")
         return None if chosen is None or rejected is None else chosen - rejected
 
 
@@ -85,51 +143,24 @@ class RewardModel:
         """
         from rlhf.evaluation.reward_model import scores_of
 
-        limits = self.options.max_prompt_length, self.options.max_length
-        ending = self._prompt_text((Message("user", "Hello."),)).rpartition("Hello.")[2]
-        items = [_parsed(item, ending) for item in items]
-        texts = [self._prompt_text(item.prompt) for item in items]
-        messages, written = {}, {}
-        for number, item in enumerate(items):
-            for name, answer in item.answers.items():
-                if isinstance(item.prompt, str):
-                    written[number, name] = item.prompt, answer
-                else:
-                    messages[number, name] = item.prompt, answer
-        rows, counts = self.tokenizer.encode([*messages.values()], *limits)
-        written_rows, written_counts = self.tokenizer.encode_written([*written.values()], *limits)
-        encoded = dict(zip((*messages, *written), (*rows, *written_rows), strict=True))
-        cut = {key: counts[key] + written_counts[key] for key in ("prompts_cut", "responses_cut")}
         keys = [(number, name) for number, item in enumerate(items) for name in item.answers]
-        scorable = {key: row for key in keys if (row := encoded[key])}
+        rows, cut = self.tokenizer.encode(
+            [(items[number].prompt, items[number].answers[name]) for number, name in keys],
+            self.options.max_prompt_length,
+            self.options.max_length,
+        )
+        scorable = {key: row for key, row in zip(keys, rows, strict=True) if row}
         batch = 2 * self.options.per_device_train_batch_size
         values = scores_of([*scorable.values()], self.shared.scores_at, self.tokenizer.pad_id, batch)
-        scores: dict[tuple[int, str], float | None] = dict(zip(scorable, values.tolist(), strict=True))
+        scores = dict(zip(scorable, values.tolist(), strict=True))
         return [
-            ScoredItem(item, text, {name: scores.get((number, name)) for name in item.answers})
-            for number, (item, text) in enumerate(zip(items, texts, strict=True))
+            ScoredItem(
+                item,
+                self.tokenizer.prompt_text(item.prompt),
+                {name: scores.get((number, name)) for name in item.answers},
+            )
+            for number, item in enumerate(items)
         ], cut
-
-    def _prompt_text(self, prompt: tuple[Message, ...] | str) -> str:
-        """Return a prompt as the text that the model reads."""
-        return prompt if isinstance(prompt, str) else self.tokenizer.prompt_text(prompt)
-
-
-def _parsed(item: Item, ending: str) -> Item:
-    """Return an item with its prompt as messages, unless a run wrote it: then it has the `ending` of the template."""
-    if not isinstance(item.prompt, str) or item.prompt.endswith(ending):
-        return item
-    return item._replace(prompt=parse_prompt(item.prompt, item.source, item.row.get("system")))
-
-
-class ScoreFigures(NamedTuple):
-    """Statistics of the scores of all answers of one name."""
-
-    answers: int
-    mean: float
-    sd: float
-    low: float
-    high: float
 
 
 class ScoreSummary(NamedTuple):
@@ -138,23 +169,23 @@ class ScoreSummary(NamedTuple):
     pairs: int
     accuracy: stats.Estimate | None  # with its 95 % interval, in which pairs of one prompt may depend on each other
     margin: float | None
-    scores: dict[str, ScoreFigures]  # by the answer's name
+    scores: dict[str, tuple[float, ...]]  # by the answer's name: their number, mean, sd, lowest and highest score
 
 
 def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
     """Return statistics of the scores."""
-    margins = [row.margin for row in scored if row.margin is not None]
-    prompts = [row.prompt for row in scored if row.margin is not None]
-    values = defaultdict(list)
+    margins = {number: row.margin for number, row in enumerate(scored) if row.margin is not None}
+    values: dict[str, list[float]] = defaultdict(list)
     for row in scored:
         for name, score in row.scores.items():
             if score is not None:
                 values[name].append(score)
+    outcomes, prompts = stats.outcomes([*margins.values()]), [scored[number].prompt for number in margins]
     return ScoreSummary(
         pairs=len(margins),
-        accuracy=stats.clustered_share(stats.outcomes(margins), prompts) if margins else None,
-        margin=fmean(margins) if margins else None,
-        scores={name: ScoreFigures(len(v), fmean(v), pstdev(v), min(v), max(v)) for name, v in values.items()},
+        accuracy=stats.clustered_share(outcomes, prompts) if margins else None,
+        margin=fmean(margins.values()) if margins else None,
+        scores={name: (len(v), fmean(v), pstdev(v), min(v), max(v)) for name, v in values.items()},
     )
 
 
@@ -164,9 +195,10 @@ def write(scored: Sequence[ScoredItem], reward_model: str, file: Path) -> None:
 
 
 def _line(row: ScoredItem, reward_model: str) -> JsonObject:
-    """Return the line of an item."""
-    line: JsonObject = {"step": 0, "source": row.item.source, **row.item.row}
-    line |= {"reward_model": reward_model, "prompt": row.prompt}
+    """Return the line of an item. The prompt of a run's sample stays as that run has written it."""
+    messages: list[JsonObject] = [{"role": said.role, "content": said.content} for said in row.item.prompt]
+    line: JsonObject = {"step": 0, "source": row.item.source, "prompt": row.prompt, **row.item.row}
+    line |= {"messages": [*messages], "reward_model": reward_model}
     for name, score in row.scores.items():
         previous = line.get(name)
         kept: JsonObject = previous if isinstance(previous, dict) else {}

@@ -5,7 +5,6 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.recipe.pinned import difference
 from rlhf.run.records import Amount, Code, Count, DataFile, Device, Number, Record, Summary
 
 
@@ -127,7 +126,3 @@ class Reproduction(Record):
         if not chains[0] or any(chain != chains[0] for chain in chains):
             raise ValueError("every seed needs the same stages with the same targets")
         return self
-
-    def edited(self) -> str:
-        """Return in words that the recipe's file differs from its released version; "" if it does not."""
-        return difference(self.recipe_sha256, self.released_sha256)

@@ -11,7 +11,7 @@ from rlhf import stats
 from rlhf.data.batch import collate
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import Encoded
-from rlhf.evaluation import score, score_items
+from rlhf.evaluation import score
 from rlhf.evaluation.reward_model import scores_of
 from rlhf.recipe import as_yaml
 from tests.helpers import RECIPE, SMALL, beside, content_of, not_none, rlhf, run_stages, small
@@ -138,7 +138,7 @@ def test_every_way_to_name_an_answer_gives_the_same_score(model, plain, tmp_path
     ]
     for number, row in enumerate(rows):
         (tmp_path / f"{number}.jsonl").write_text(json.dumps(row) + "\n")
-    items = score_items.read(sorted(tmp_path.glob("*.jsonl"))) + score_items.command_line_items(asked, ["Red."])
+    items = [*score.read(sorted(tmp_path.glob("*.jsonl"))), score.Item("", PROMPT, {"response": "Red."}, {})]
     scored, _ = model.score(items)
     assert [row.scores["response"] for row in scored] == pytest.approx([expected] * 5, abs=2e-5)
 
@@ -149,7 +149,7 @@ def test_pairs_that_share_a_prompt_are_no_independent_evidence():
     margins = [1.0, 1.0, 1.0, 1.0, -1.0, -1.0]
 
     def accuracy(prompts: str) -> tuple[float, ...]:
-        items = [score_items.Item("x:1", prompt, pair, {}) for prompt in prompts]
+        items = [score.Item("x:1", PROMPT, pair, {}) for _ in prompts]
         rows = [
             score.ScoredItem(item, prompt, {"chosen": margin, "rejected": 0.0})
             for item, prompt, margin in zip(items, prompts, margins, strict=True)
@@ -183,7 +183,7 @@ def test_a_reward_model_that_is_not_there_is_named(command, tmp_path):
 
 
 def test_the_file_that_is_written_names_the_reward_model(model, trained, tmp_path):
-    scored, _ = model.score(score_items.command_line_items(PROMPT[0].content, ANSWERS[:2]))
+    scored, _ = model.score([score.Item("", PROMPT, {"response": answer}, {}) for answer in ANSWERS[:2]])
     score.write(scored, model.digest, tmp_path / "scores.jsonl")
     hashes = content_of(trained / "cpu-tiny/v1/rm/summary.json")["result_sha256"]
     named = {row["reward_model"] for row in read_intact_lines(tmp_path / "scores.jsonl")}
