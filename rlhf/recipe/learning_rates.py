@@ -10,8 +10,7 @@ reward models is that of TRL's examples/scripts/reward_modeling.py. Those of PPO
 widths above, and so is that of DPO and KTO: 1e-4 with 576 (cpu-smollm2-hh), 1e-3 with 64 (cpu-tiny v2).
 """
 
-from rlhf.recipe.schema import Recipe
-from rlhf.recipe.stages import SFT, STAGE_TABLE, TRAINING_STAGES, StageName
+from rlhf.recipe.stages import SFT, STAGE_TABLE, StageName
 
 WIDTH, POWER = 4096, 0.781
 LIGHT = 0.1  # of SFT's rate, for a base that was tuned with the same chat template
@@ -24,11 +23,3 @@ def adapter_rate(stage: StageName, width: int, chat: bool) -> float:
     """
     rate = float(f"{STAGE_TABLE[stage].rate * (WIDTH / width) ** POWER:.0e}")
     return rate * LIGHT if chat and stage == SFT else rate
-
-
-def usual_rate(recipe: Recipe, stage: StageName) -> float | None:
-    """Return the same for a recipe; None where it trains no adapter, or the width is not known."""
-    shape = recipe.model.architecture
-    if shape is None or stage not in TRAINING_STAGES:
-        return None
-    return adapter_rate(stage, shape.hidden_size, recipe.tokenizer.template == "chat")

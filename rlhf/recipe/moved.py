@@ -1,10 +1,8 @@
-"""Keys of earlier recipes and runs: where each of them went.
+"""Keys of earlier recipes and runs: what took their place.
 
-`rlhf run` on a recipe with one of them names its new key. A finished run is read past them: it has each value at its
-new key, and none at a key that is gone.
+`rlhf run` on a recipe with one of them says so. A finished run is read past them, as if it had none.
 """
 
-import copy
 from typing import Any
 
 
@@ -13,7 +11,7 @@ def _of_online(*keys: str) -> dict[str, None]:
     return {f"{stage}.{key}": None for stage in ("ppo", "rloo", "grpo") for key in keys}
 
 
-# Old dotted key -> new dotted key, or None where the setting is gone. A section stands for all of its keys.
+# Old dotted key -> the key to use, or None where the setting is gone. A section stands for all of its keys.
 MOVED: dict[str, str | None] = {
     "merge.base": None,
     "grpo.multi_objective_aggregation": None,
@@ -37,62 +35,20 @@ MOVED: dict[str, str | None] = {
 }
 
 
-def is_moved(key: str) -> bool:
-    """Return whether a dotted key, or the section around it, was one of an earlier version."""
-    return _entry(key) is not None
-
-
-def new_key(key: str) -> str | None:
-    """Return where a moved key is now; None where it is gone. A key that was not moved stays."""
-    entry = _entry(key)
-    if entry is None:
-        return key
-    new = MOVED[entry]
-    return None if new is None else new + key.removeprefix(entry)
-
-
-def in_words(key: str) -> str:
-    """Return what a message says about a moved key: the key to use, or that there is none."""
-    new = new_key(key)
-    return f"use {new} (renamed in 0.3.0)" if new else "remove it (the setting is gone since 0.3.0)"
-
-
-def renamed(changes: dict[str, Any]) -> dict[str, Any]:
-    """Return changes of a recipe, by dotted key, under their new names; a change of a setting that is gone stays.
-
-    It decided something once, so the recipe's reader has to refuse it.
-    """
-    return {new_key(key) or key: value for key, value in changes.items()}
-
-
-def read_past(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the nested settings of a manifest with moved values at their new keys, and without those that are gone."""
-    settings = copy.deepcopy(settings)
-    for old, new in MOVED.items():
-        *path, last = old.split(".")
-        section = _section(settings, path)
-        if section is None or last not in section:
-            continue
-        value = section.pop(last)
-        if new is not None:
-            *path, last = new.split(".")
-            if (target := _section(settings, path)) is not None:
-                target.setdefault(last, value)
-    return settings
-
-
-def _entry(key: str) -> str | None:
-    """Return the entry of MOVED for a key: the key itself, or the nearest section around it."""
+def way_out(key: str) -> str | None:
+    """Return what a message says about a key of an earlier version, or of such a section; None for any other key."""
     while key and key not in MOVED:
         key = key.rpartition(".")[0]
-    return key or None
+    if not key:
+        return None
+    new = MOVED[key]
+    return f"use {new} (since 0.3.0)" if new else "remove it (the setting is gone since 0.3.0)"
 
 
-def _section(settings: dict[str, Any], path: list[str]) -> dict[str, Any] | None:
-    """Return the section at `path` of nested settings; None where there is none."""
-    for name in path:
-        inner = settings.get(name)
-        if not isinstance(inner, dict):
-            return None
-        settings = inner
-    return settings
+def read_past(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the nested settings of a manifest without keys of an earlier version."""
+    return {
+        key: read_past(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if prefix + key not in MOVED
+    }

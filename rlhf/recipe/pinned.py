@@ -121,8 +121,7 @@ def spread(content: JsonObject, file: Path) -> JsonObject:
     }
     for key in block:
         if not any(key in keys for keys in known.values()):
-            old = next((f"{name}.{key}" for name in known if moved.is_moved(f"{name}.{key}")), None)
-            way_out = moved.in_words(old) if old else f"it takes keys of {', '.join(known)}"
+            way_out = next(filter(None, (moved.way_out(f"{name}.{key}") for name in known)), "no section has it")
             raise UserError(f"{file}:{line_of(file, [BLOCK, key])}: unknown key '{BLOCK}.{key}': {way_out}")
     spread: JsonObject = {}
     for name, section in content.items():

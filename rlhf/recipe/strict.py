@@ -57,8 +57,7 @@ def validate(
 def _in_words(kind: type[Section], problem: Mapping[str, Any], key: str, prefix: str) -> str:
     """Describe a problem of pydantic's at a key, with the way out."""
     if problem["type"] == "extra_forbidden":
-        way_out = moved.in_words(key) if moved.is_moved(key) else _nearest(kind, key, prefix)
-        return f"unknown key '{key}': {way_out}"
+        return f"unknown key '{key}': {moved.way_out(key) or _nearest(kind, key, prefix)}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if problem["type"] == "value_error":

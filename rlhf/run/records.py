@@ -165,7 +165,7 @@ class Manifest(Record):
     version: Name
     recipe_sha256: str
     released_sha256: str | None = None  # of the released file, if the recipe's was edited since
-    overrides: Annotated[dict[str, object], AfterValidator(moved.renamed)]
+    overrides: dict[str, object]
     stage: StageName | None = None
     seed: Count
     settings: Settings

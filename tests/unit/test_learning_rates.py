@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
-from rlhf.recipe.learning_rates import usual_rate
+from rlhf.recipe.learning_rates import adapter_rate
 from rlhf.recipe.stages import TRAINING_STAGES
 
 ROOT = Path(__file__).parents[2] / "recipes"
@@ -16,8 +16,10 @@ OURS = [directory for directory in recipe.available(ROOT) if not any(f.guide for
 def test_a_recipe_of_ours_differs_from_the_table_only_with_a_reason_on_its_page(directory):
     """A guide's version keeps the guide's rates; whoever rents a card for one of ours gets what the table says."""
     loaded = recipe.load(directory).recipe
-    usual = {stage: usual_rate(loaded, stage) for stage in TRAINING_STAGES if loaded.section(stage) is not None}
-    rates = {stage: float(getattr(loaded.section(stage), "learning_rate", 0)) for stage, rate in usual.items() if rate}
+    shape, chat = loaded.model.architecture, loaded.tokenizer.template == "chat"
+    stages = [stage for stage in TRAINING_STAGES if shape and loaded.section(stage) is not None]
+    usual = {stage: adapter_rate(stage, shape.hidden_size, chat) for stage in stages if shape}
+    rates = {stage: loaded.training_section(stage).learning_rate for stage in stages}
     others = {stage: rate for stage, rate in rates.items() if rate != usual[stage]}
     page = (directory / "README.md").read_text(encoding="utf-8")
     reason = next((part for part in page.split("\n\n") if part.startswith("**Learning rates**")), "")
