@@ -39,9 +39,9 @@ from rlhf.process.children import child_environment
 from rlhf.process.libraries import quiet_libraries
 from rlhf.process.torch_setup import set_up_torch
 from rlhf.recipe import Changes, PinnedRecipe
+from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.schema_online import Ppo
-from rlhf.recipe.small import random_weights_changes
 from rlhf.recipe.stages import Role
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample

@@ -12,9 +12,9 @@ from rlhf.errors import OptionError, UserError, no_such
 from rlhf.process import distributed
 from rlhf.recipe import Changes, PinnedRecipe
 from rlhf.recipe.folders import check_directory, default_root, guide_of, having
+from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.recipe.schema_data import Data
 from rlhf.recipe.schema_model import is_gguf
-from rlhf.recipe.small import random_weights_changes
 from rlhf.recipe.stages import PRETRAIN, StageName
 from rlhf.run.named import NamedRun, recipe_of
 from rlhf.terminal import say

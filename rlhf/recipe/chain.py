@@ -57,8 +57,7 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
         relevant["hardware"].pop(key)  # affects only rounding: a run may continue with another
     for name in (name for name in ONLINE if relevant.get(name)):
         relevant[name]["vllm_url"] = relevant[name]["vllm_url"] is not None  # the server's address decides nothing
-        for key in ("reward_timeout",):  # patience: no result depends on it
-            relevant[name].pop(key, None)
+        relevant[name].pop("reward_timeout", None)  # patience: no result depends on it
     return relevant
 
 

@@ -5,10 +5,12 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rlhf.errors import OptionError, UserError
 from rlhf.recipe.pinned import PinnedRecipe, load
 from rlhf.recipe.plain_yaml import read_yaml
+from rlhf.recipe.schema import Recipe
 from rlhf.recipe.stages import POLICIES, PRETRAIN, StageName
 
 OWN = Path("my-recipes")  # in the current folder: a user's own recipes, which git ignores
@@ -50,32 +52,38 @@ def resolve(hardware: str, root: Path, own: str | None = None) -> Path:
     Mistakes in other recipes do not count. Raises OptionError if there is no default recipe, and UserError if there is
     more than one or if a default one is wrong.
     """
-    names: set[str] = set()
-    defaults: set[str] = set()
-    found: dict[str, Path] = {}  # by status
-    for directory in available(root):
-        with suppress(UserError):  # a file that cannot be read names no hardware
-            content = read_yaml(directory / "recipe.yaml")
-            section = content.get("hardware")
-            name = str(section.get("name")) if isinstance(section, dict) else ""
-            names.add(name)
-            if name == hardware and content.get("default") == "own_data" and own in content:
-                found["own data"] = directory
-            if name == hardware and content.get("default") is True:
-                found[str(content.get("status"))] = directory  # available() puts the newest version last
-                defaults.add(directory.parent.name)
-    if len(defaults) > 1:
-        raise UserError(
-            f"--hw {hardware}: {' and '.join(sorted(defaults))} are both its default; set default: false in one"
-        )
-    if found:
-        chosen = found.get("own data") or found.get("released") or next(iter(found.values()))
-        load(chosen)
-        return chosen
-    near = difflib.get_close_matches(hardware.lower(), names, 3, 0.4) or sorted(names - {""})
+    contents = {directory: _content(directory) for directory in available(root)}
+    names = {directory: str(content["hardware"].get("name", "")) for directory, content in contents.items()}
+    of_hardware = {directory: contents[directory] for directory, name in names.items() if name == hardware}
+    own_data = [d for d, content in of_hardware.items() if content.get("default") == "own_data" and own in content]
+    defaults = [d for d, content in of_hardware.items() if content.get("default") is True]
+    released = [d for d in defaults if of_hardware[d].get("status") == "released"]
+    if len(several := sorted({d.parent.name for d in defaults})) > 1:
+        raise UserError(f"--hw {hardware}: {' and '.join(several)} are both its default; set default: false in one")
+    if chosen := own_data or released or defaults:
+        load(chosen[-1])
+        return chosen[-1]
+    near = difflib.get_close_matches(hardware.lower(), names.values(), 3, 0.4) or sorted({*names.values()} - {""})
     if not near:
         raise OptionError(no_recipes(root))
     raise OptionError(f"--hw {hardware or repr('')}: no default recipe for it in {root}; nearest: {', '.join(near)}")
+
+
+def _content(directory: Path) -> dict[str, Any]:
+    """Return the content of a recipe's file, with a section `hardware`; that alone for a file that cannot be read."""
+    with suppress(UserError):
+        content = read_yaml(directory / "recipe.yaml")
+        return content if isinstance(content.get("hardware"), dict) else content | {"hardware": {}}
+    return {"hardware": {}}
+
+
+def with_stage(stage: StageName, root: Path) -> dict[Path, Recipe]:
+    """Return the recipes below `root` that have a stage. A mistake in another recipe does not count."""
+    found = {}
+    for directory in available(root):
+        with suppress(UserError):
+            found[directory] = load(directory).recipe
+    return {directory: recipe for directory, recipe in found.items() if recipe.section(stage) is not None}
 
 
 def having(stage: StageName, default: Path, root: Path) -> Path:
@@ -83,21 +91,12 @@ def having(stage: StageName, default: Path, root: Path) -> Path:
 
     Of several the newest version of the one whose name is most alike; `default` itself where none does.
     """
-    hardware = load(default).recipe.hardware.name
-    found = [default]
-    for directory in available(root):
-        with suppress(UserError):  # a mistake in another recipe does not count
-            recipe = load(directory).recipe
-            if recipe.hardware.name == hardware and recipe.section(stage) is not None:
-                found.append(directory)
-    if stage not in POLICIES or default in found[1:]:
+    loaded = load(default).recipe
+    if stage not in POLICIES or loaded.section(stage) is not None:
         return default
-    return max(reversed(found[1:]), key=lambda d: _alike(d.parent.name, default.parent.name), default=default)
-
-
-def _alike(name: str, other: str) -> int:
-    """Return with how many equal characters two names begin."""
-    return next((i for i, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
+    others = [d for d, other in with_stage(stage, root).items() if other.hardware.name == loaded.hardware.name]
+    alike = difflib.get_close_matches(default.parent.name, [d.parent.name for d in others], 1, 0.0)
+    return next((d for d in reversed(others) if d.parent.name in alike), default)
 
 
 def guide_of(directory: Path) -> tuple[Path, str] | None:
@@ -138,12 +137,7 @@ def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     """Return the message for a stage that a recipe does not have. It names recipes beside this one that have it."""
     if stage == PRETRAIN:
         return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.origin}"
-    above = loaded.directory.parents
-    having = []
-    for directory in available(above[1] if len(above) > 1 else default_root()):
-        with suppress(UserError):
-            having += [str(directory)] * (load(directory).recipe.section(stage) is not None)
-    named = " or ".join(having[:MOST_NAMED])
-    return f"{stage}: {loaded.directory} has no such stage; add a section {stage}" + (
-        f", or use --recipe {named}" if having else ""
-    )
+    beside = loaded.directory.absolute().parents[1]
+    named = [*map(str, with_stage(stage, beside))][:MOST_NAMED]
+    instead = f", or use --recipe {' or '.join(named)}" if named else ""
+    return f"{stage}: {loaded.directory} has no such stage; add a section {stage}{instead}"

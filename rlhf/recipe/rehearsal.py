@@ -1,7 +1,7 @@
-"""The dress rehearsal of a card's recipe: the changes with which its chain takes a few real steps on a CPU.
+"""The changes with which a large recipe runs for a moment: random weights, few steps, or a dress rehearsal on a CPU.
 
-Lengths and batches are cut, a small model stands for the recipe's, and made rows for data of the hub. Every other key
-stays as the recipe has it: that is what a rehearsal tries.
+In a dress rehearsal its chain takes a few real steps. Lengths and batches are cut, a small model stands for the
+recipe's, and made rows for data of the hub. Every other key stays as the recipe has it: that is what a rehearsal tries.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, json_lines
+from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.schema import Recipe, StageOptions
 from rlhf.recipe.schema_model import Model, Tokenizer
 from rlhf.recipe.schema_online import OnlineOptions
-from rlhf.recipe.small import few_steps_changes
 from rlhf.recipe.stages import FEW_SAMPLES, PRETRAIN, TRAINING_STAGES
 from rlhf.recipe.strict import Changes
 
@@ -41,6 +41,50 @@ AT_MOST = {  # of keys that a section has and sets
     "max_length": PROMPT + RESPONSE,
     **dict.fromkeys(("response_length", "max_completion_length"), RESPONSE),
 }
+
+
+def random_weights_changes(recipe: Recipe, pairs: int, shape: LengthsShape) -> Changes:
+    """Return the changes with which a recipe needs no download and no files.
+
+    The model has its own architecture and random weights; tokenizer and dialogues are stand-ins. Memory and speed are
+    those of the real ones; the results mean nothing. `shape` is as in `data.lengths`. Raises UserError for a recipe
+    without `model.architecture`.
+    """
+    architecture = recipe.model.architecture
+    if architecture is None:
+        raise UserError("random weights need model.architecture, which this recipe does not have")
+    vocabulary = architecture.vocab_size or recipe.tokenizer.vocab_size
+    return {
+        "model.source": "random",
+        **{f"model.{key}": None for key in ("revision", "files", "sha256") if getattr(recipe.model, key)},
+        "model.architecture.vocab_size": vocabulary,
+        "tokenizer": {"source": "words", "vocab_size": vocabulary, "template": "hh"},
+        PRETRAIN: None,
+        "data.source": "lengths",
+        **({"data.files": []} if recipe.data.files else {}),
+        **{f"data.{key}": None for key in recipe.data.own_keys()},
+        "data.lengths": {"pairs": pairs, "shape": shape},
+    }
+
+
+def few_steps_changes(
+    recipe: Recipe, steps: int, supervised_steps: int | None = None, save_steps: int | None = None
+) -> Changes:
+    """Return the changes with which every stage that trains takes `steps` steps, logs each, and needs no server.
+
+    A checkpoint and, in stages that sample, an evaluation follow every `save_steps` steps, None: the last step.
+    `supervised_steps`: the steps of stages that do not sample, if others.
+    """
+    supervised = supervised_steps or steps
+    taken = [(stage, "steps", steps) for stage in recipe.online()]
+    taken += [(stage, "max_steps", supervised) for stage in recipe.dialogues()]
+    changes: Changes = {}
+    for stage, key, number in taken:
+        section = {key: number, "logging_steps": 1, "save_steps": save_steps or number}
+        changes |= {f"{stage}.{name}": value for name, value in section.items()}
+    for stage in recipe.online():
+        changes |= {f"{stage}.eval_steps": save_steps or steps, f"{stage}.vllm_url": None}
+    return changes
 
 
 def small_model(recipe: Recipe) -> Changes:

@@ -2,53 +2,47 @@
 
 import json
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf.errors import UserError
-from rlhf.files import JsonObject, JsonValue, read_json
+from rlhf.files import JsonObject, read_json
 from rlhf.recipe.context import context_length, too_long
 from rlhf.recipe.pinned import PinnedRecipe
 from rlhf.recipe.schema import Recipe
-from rlhf.recipe.schema_model import Architecture, Model
-
-
-def differing_values(architecture: Architecture, config: Mapping[str, JsonValue]) -> JsonObject:
-    """Return the values of a config.json that differ from `architecture`.
-
-    Keys that it lacks do not count, nor do nested ones, which files of older versions write in another way: the loaded
-    model is compared again.
-    """
-    expected = {key: value for key, value in architecture.config_keys().items() if not isinstance(value, dict | list)}
-    return {key: config[key] for key, value in expected.items() if key in config and config[key] != value}
+from rlhf.recipe.schema_model import Model
 
 
 def check(loaded: PinnedRecipe) -> str | None:
     """Compare a recipe with the model's config.json, from its folder or the hub's cache on this machine.
 
-    Returns a warning if `--set model.name` names another model whose shape is not known here. Raises UserError if the
-    shape differs from model.architecture, with the keys to set, and for sequences beyond the model's context.
+    Keys that the config.json lacks do not count, nor do nested ones, which files of older versions write in another
+    way: the loaded model is compared again. Returns a warning if `--set model.name` names another model whose shape is
+    not known here. Raises UserError if the shape differs from model.architecture, with the keys to set, and for
+    sequences beyond the model's context.
     """
     check_context(loaded.recipe)
     model = loaded.recipe.model
     if model.architecture is None or model.source not in ("hub", "local"):
         return None
     config = _config(model)
-    if config is not None:
-        differing = differing_values(model.architecture, config)
-        if "model_type" in differing:
-            raise UserError(f"{model.name} is a {differing['model_type']} model: {way_out()}")
-        if differing:
-            settings = (f"model.architecture.{key}={json.dumps(value)}" for key, value in differing.items())
-            changes = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)  # the file may be hostile
-            raise UserError(f"{model.name} has another shape than model.architecture: add {changes}")
+    if config is None:
+        if "model.name" in loaded.overrides and not any(key.startswith("model.arch") for key in loaded.overrides):
+            return (
+                f"model.architecture, for which memory is predicted, is still that of the recipe's own model: "
+                f"{model.name} is not on this machine: `rlhf fetch` it first, or set model.architecture.* too"
+            )
         return None
-    if "model.name" in loaded.overrides and not any(key.startswith("model.architecture") for key in loaded.overrides):
-        return (
-            f"model.architecture is still the shape of the recipe's own model, and what follows is predicted for it, "
-            f"not for {model.name}, whose config.json is not on this machine: set model.architecture.* too, or "
-            "download the model first (`rlhf fetch`)"
-        )
+    differing = {
+        key: config[key]
+        for key, value in model.architecture.config_keys().items()
+        if key in config and config[key] != value and not isinstance(value, dict | list)
+    }
+    if "model_type" in differing:
+        raise UserError(f"{model.name} is a {differing['model_type']} model: {way_out()}")
+    if differing:
+        settings = (f"model.architecture.{key}={json.dumps(value)}" for key, value in differing.items())
+        changes = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)  # the file may be hostile
+        raise UserError(f"{model.name} has another shape than model.architecture: add {changes}")
     return None
 
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf.recipe import PinnedRecipe, as_yaml
-from rlhf.recipe.small import random_weights_changes
+from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.stages import runner
 from tests.helpers import FIXTURES, GROUP, RECIPE, beside, content_of, free_port, run_stages, small
 from tests.lines import read_intact_lines

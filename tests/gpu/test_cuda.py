@@ -21,7 +21,7 @@ from rlhf.models.precision import mixed_precision
 from rlhf.plan.predict import Predictor
 from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.recipe.small import random_weights_changes
+from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from tests.helpers import RECIPE, run_stages, undefined_metrics

@@ -23,7 +23,7 @@ from rlhf.plan.phases import (
 from rlhf.plan.predict import Predictor
 from rlhf.plan.rehearsal.meta_runs import Rehearsals
 from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.recipe.small import random_weights_changes
+from rlhf.recipe.rehearsal import random_weights_changes
 from tests.helpers import RECIPE
 from tests.invariants.tiny import HIDDEN, INTERMEDIATE, KV_HEADS, PROMPT, RANK, RESPONSE, SIZE, TINY, VOCAB, tiny
 

@@ -2,7 +2,7 @@
 
 from rlhf import recipe
 from rlhf.recipe import PinnedRecipe
-from rlhf.recipe.small import random_weights_changes
+from rlhf.recipe.rehearsal import random_weights_changes
 from tests.helpers import RECIPE
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, SIZE = 64, 192, 4, 2, 16

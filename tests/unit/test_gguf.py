@@ -19,8 +19,8 @@ from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.models import gguf, loading
+from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.recipe.schema_model import BaseSpec, Model, PackageFile, Tokenizer
-from rlhf.recipe.small import random_weights_changes
 
 writer = pytest.importorskip("gguf")
 WIDTH, INNER, HEADS, LAYERS = 64, 96, 4, 1

@@ -20,7 +20,7 @@ from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.process.memory import Free
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe.plain_yaml import Yaml
-from rlhf.recipe.small import random_weights_changes
+from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.recipe.strict import with_overrides
 from tests.helpers import FIXTURES, RECIPE, rlhf
 from tests.unit.plans import Known, global_batch, phase

@@ -22,9 +22,9 @@ from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.chain import differences
 from rlhf.recipe.choices import LengthsShape
+from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.recipe.schema import Dpo, Rm
 from rlhf.recipe.schema_online import Ppo
-from rlhf.recipe.small import random_weights_changes
 from rlhf.run.directory import StageRun
 from tests.helpers import RECIPE, SMALL, run_stages
 

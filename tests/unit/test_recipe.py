@@ -16,10 +16,10 @@ from rlhf.recipe import plain_yaml, strict
 from rlhf.recipe.chain import changed_settings, differences, stages_before
 from rlhf.recipe.folders import no_section
 from rlhf.recipe.pinned import BLOCK
+from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.schema_model import SMALLEST_TRAINED
 from rlhf.recipe.schema_online import Ppo
-from rlhf.recipe.small import random_weights_changes
 from tests.helpers import GROUP
 
 ROOT = Path(__file__).parents[2] / "recipes"

@@ -19,10 +19,10 @@ from rlhf.recipe import Changes, PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.model_types import TESTED
 from rlhf.recipe.pinned import content_hash
+from rlhf.recipe.rehearsal import few_steps_changes, random_weights_changes
 from rlhf.recipe.schema import Dialogues
 from rlhf.recipe.schema_model import Architecture
 from rlhf.recipe.schema_online import GroupOptions, OnlineOptions
-from rlhf.recipe.small import few_steps_changes, random_weights_changes
 from rlhf.recipe.stages import EVALUATE, stage_name
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import SUMMARY
