@@ -1,5 +1,6 @@
 """`python -m bench`: a few real steps of each stage, beside what is published, predicted and was measured before."""
 
+import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,12 +124,13 @@ def add_derived(
         return
     assert stage in TRAINING_STAGES  # as every stage with measured steps
     if shape == "longest" and predicted:  # operations are counted on the longest rows
-        flops = projection.step_flops(loaded.recipe, stage, predicted, of_model=True)
-        dense = {phase: n for phase, n in flops.items() if phase != "rollout/decode"}
-        seconds = sum(row["phase_seconds"][phase]["median"] for phase in dense)
-        row["mfu"] = sum(dense.values()) / seconds / best["flops"]
-        if stage in loaded.recipe.online():
-            moved = projection.step_decoded_bytes(loaded.recipe, stage, predicted, longest=True)
+        recipe, found = loaded.recipe, predicted.phases
+        times = {phase: n for phase, n in projection.times_a_step(recipe, stage).items() if phase in found}
+        dense = sum((found[phase].work.flops - found[phase].work.recomputed) * n for phase, n in times.items())
+        row["mfu"] = dense / sum(row["phase_seconds"][phase]["median"] for phase in times) / best["flops"]
+        if options := recipe.online().get(stage):
+            steps = (options.response_length - 1) * math.ceil(options.batch_size / options.rollout_batch_size)
+            moved = steps * projection.decoding_step_bytes(recipe, stage, predicted, longest=True)
             row["mbu"] = moved / row["phase_seconds"]["rollout/decode"]["median"] / best["bandwidth"]
     elif shape == "hh" and (total := projection.optimizer_steps(loaded.recipe, stage)) is not None:
         row["hours"] = total * row["tokens_per_step"] / row["tokens_per_second"] / 3600

@@ -60,13 +60,13 @@ def shared_rehearsal_processes() -> Iterator[None]:
     A process is only used again in the environment that it was started in.
     """
     start, leave = predicting._start_worker, Predictor.__exit__
-    idle: dict[tuple[tuple[str, str], ...], subprocess.Popen[str]] = {}
+    idle: dict[tuple[tuple[str, str], ...], subprocess.Popen[bytes]] = {}
     started_in: dict[int, tuple[tuple[str, str], ...]] = {}
 
     def environment() -> tuple[tuple[str, str], ...]:
         return tuple(sorted((name, value) for name, value in os.environ.items() if name not in NOT_READ))
 
-    def take() -> subprocess.Popen[str]:
+    def take() -> subprocess.Popen[bytes]:
         process = idle.pop(environment(), None)
         if process is None or process.poll() is not None:
             process = start()

@@ -34,7 +34,6 @@ from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.models.precision import mixed_precision
 from rlhf.models.shared_base import SharedBase
 from rlhf.plan import padding
-from rlhf.plan.rehearsal.work import ATTENTION_FLOPS
 from rlhf.process.children import child_environment
 from rlhf.process.libraries import quiet_libraries
 from rlhf.process.torch_setup import set_up_torch
@@ -245,7 +244,7 @@ def training(one: Measurement) -> None:
     for stage, (rows, length) in sizes.items():
         whole, few = (torch.randint(3, 40, size, device=one.device) for size in ((rows, length), (1, FEW_TOKENS)))
         shared.base.train()
-        with FlopCounterMode(display=False, custom_mapping={**ATTENTION_FLOPS}) as counter:
+        with FlopCounterMode(display=False) as counter:
             _forward(shared, whole).backward()  # the warm-up, and what is counted
         if one.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()

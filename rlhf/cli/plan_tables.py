@@ -8,7 +8,8 @@ import click
 from rlhf.errors import UserError
 from rlhf.plan.fit import Fit
 from rlhf.plan.machine import LIBRARIES
-from rlhf.plan.plan import Plan, PlannedPhase, PlannedStage, StageTime
+from rlhf.plan.phases import PredictedPhase
+from rlhf.plan.plan import Plan, PlannedStage, StageTime
 from rlhf.plan.predict import card_needed_bytes
 from rlhf.plan.published_figures import ComparedFigure
 from rlhf.process.cuda import CONTEXT_BYTES, CONTEXT_SEEN
@@ -18,13 +19,12 @@ from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb, number
 
-STAGE_COLUMNS = ("stage", "peak", "needs", "published", "verdict", "fewest hours", "hours projected", "cost")
+STAGE_COLUMNS = ("stage", "peak", "needs", "published", "verdict", "hours projected", "cost")
 WITHOUT_CARD = {"cuda": "no card named", "cpu": "on the CPU", "host": "in the host's memory"}  # verdict on memory
 EXPLAINED = {
     "peak": "what torch allocates",
     "needs": "what the card must have: peak, gaps, paged states and the driver",
-    "fewest hours": "at the card's nominal rates, which no run reaches",
-    "hours projected": "(from-to) as other runs reach those rates",
+    "hours projected": "(from-to) as other runs reach the card's nominal rates",
 }
 SHORT = 0.1  # hours; fewer have two decimals
 
@@ -62,7 +62,7 @@ def answer(plan: Plan) -> str:
         parts.append(f"{said}: {gb(plan.free_bytes)} GB are {plan.free_words}, {gb(LIBRARIES)} GB go to libraries")
     times = {stage: planned.time for stage, planned in plan.stages.items() if planned.time}
     if times:
-        _, hours, cost = _time_cells([*times.values()])
+        hours, cost = _time_cells([*times.values()])
         parts.append(f"projected hours of {', '.join(times)}: {hours}" + (f", {cost}" if cost != "-" else ""))
     return ". ".join(parts)
 
@@ -103,17 +103,17 @@ def _is_tight(plan: Plan, planned: PlannedStage) -> bool:
     return on_card and needs + CONTEXT_SEEN - CONTEXT_BYTES > (plan.card_bytes or 0)
 
 
-def _time_cells(stages: Sequence[StageTime | None]) -> tuple[str, str, str]:
-    """Return sums over stages: hours at the limit, projected hours with their interval, `3.2 (2.4-5.1)`, dollars."""
+def _time_cells(stages: Sequence[StageTime | None]) -> tuple[str, str]:
+    """Return sums over stages: projected hours with their interval, `3.2 (2.4-5.1)`, and dollars."""
     times = [time for time in stages if time is not None]
     if not times:
-        return "-", "-", "-"
+        return "-", "-"
     costs = [time.projected_cost for time in times if time.projected_cost is not None]
     low, high = (sum(time.projected_hours_range[end] for time in times) for end in (0, 1))
-    hours, limit = sum(time.projected_hours for time in times), sum(time.limit_hours for time in times)
+    hours = sum(time.projected_hours for time in times)
     digits = 1 if hours >= SHORT else 2
     projected = f"{hours:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-    return f"{limit:.{digits}f}", projected, f"${sum(costs):.2f}" if costs else "-"
+    return projected, f"${sum(costs):.2f}" if costs else "-"
 
 
 def between_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -139,13 +139,14 @@ def phase_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     for stage, planned in plan.stages.items():
         phases, named = planned.phases, ""
         for name, phase in phases.items():
-            if any(part.startswith(f"{name}/") and phases[part] == phase for part in phases):
+            inner = [part for at, part in phases.items() if at.startswith(f"{name}/")]
+            if any((part.peak_bytes, part.components) == (phase.peak_bytes, phase.components) for part in inner):
                 continue
             yield "" if named else stage, name, gb(phase.peak_bytes), _holds(phase)
             named = stage
 
 
-def _holds(phase: PlannedPhase) -> str:
+def _holds(phase: PredictedPhase) -> str:
     parts = sorted(phase.components.items(), key=lambda part: -part[1])
     return ", ".join(f"{part} {gb(size)}" for part, size in parts if gb(size) != gb(0))
 

@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,6 +18,7 @@ from rlhf.terminal import say
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 NOT_REHEARSED = ("cli", "commands", "plan", "rating", "report")  # parts of rlhf; of `plan`, a rehearsal runs some
+REHEARSED = TypeAdapter(RehearsedStage)
 Answer = TypeVar("Answer", RehearsedStage, cards.Rates)
 
 
@@ -52,14 +53,8 @@ def _code_hash() -> str:
     )
 
 
-_unwritten: dict[Path, Any] = {}  # answers of this process that no file could be written for
-
-
 def read(file: Path, form: TypeAdapter[Answer]) -> Answer | None:
-    """Return the answer in a file, or one of this process that could not be written; None without a whole one."""
-    if file in _unwritten:
-        answer: Answer = _unwritten[file]
-        return answer
+    """Return the answer in a file; None without a whole one."""
     try:
         return form.validate_json(file.read_bytes())
     except (OSError, ValidationError):
@@ -67,16 +62,10 @@ def read(file: Path, form: TypeAdapter[Answer]) -> Answer | None:
 
 
 def write(file: Path, form: TypeAdapter[Answer], answer: Answer) -> None:
-    """Keep an answer: in its file or, which is said once, for this process alone where that cannot be written."""
+    """Keep an answer in its file, if that can be written; if not, say so."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
             temporary.write_bytes(form.dump_json(answer))
-        _unwritten.pop(file, None)
     except OSError as error:
-        if not _unwritten:
-            say(
-                f"{file.parent.parent}: nothing can be kept there ({error.strerror}), so each command predicts and "
-                "measures again; XDG_CACHE_HOME names another folder"
-            )
-        _unwritten[file] = answer
+        say(f"{error}: what is predicted is not kept; XDG_CACHE_HOME names another folder")

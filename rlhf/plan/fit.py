@@ -14,10 +14,10 @@ from typing import NamedTuple
 from rlhf.errors import UserError
 from rlhf.plan.phases import Component, Predict, PredictedPhase, PredictedStage, PredictionError
 from rlhf.plan.predict import card_needed_bytes
-from rlhf.plan.weights import NUMBER_BYTES, layers_bytes
+from rlhf.plan.weights import base_bytes
 from rlhf.recipe import Changes, PinnedRecipe, Recipe, StageName, TrainingName
 from rlhf.recipe.schema import Dialogues
-from rlhf.recipe.stages import ONLINE, REWARD_MODELS, STAGE_TABLE, TRAINING_STAGES
+from rlhf.recipe.stages import ONLINE, STAGE_TABLE, TRAINING_STAGES
 from rlhf.terminal.wording import GB
 
 # Share of a card that chosen settings may need. In 95 % of the runs that others measured on a T4, reserved memory was
@@ -90,55 +90,47 @@ def _largest(loaded: PinnedRecipe, stage: StageName) -> Changes:
 
 
 def _smaller(loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, limit: int) -> Changes | None:
-    """Return the keys that make a stage's neediest phase smaller; None if nothing is left to make smaller.
+    """Return the keys that make a stage's neediest phase smaller; None or no keys if nothing is left to make smaller.
 
     The number of rows is the largest with which the phase fits, if its growing components are proportional to rows.
     """
     recipe = loaded.recipe
     name, phase = max(predicted.phases.items(), key=lambda item: card_needed_bytes(item[1]))
     share = _share_that_fits(phase, limit)
-    online = recipe.online().get(stage)
+    keys: dict[str, list[int]] = {}  # of rows that the phase has at once, and the numbers that they can be
     if name.startswith("evaluate") and STAGE_TABLE[stage].samples:
-        keys = {"evaluate.batch_size": (recipe.evaluate.batch_size, divisors(recipe.evaluate.batch_size))}
-        if online:
-            keys[f"{stage}.rollout_batch_size"] = (online.rollout_batch_size, _rollouts(loaded, stage))
-        return _fewer(keys, share)
-    if name.startswith("rollout") and online:
-        return _fewer({f"{stage}.rollout_batch_size": (online.rollout_batch_size, _rollouts(loaded, stage))}, share)
-    if name.startswith("score") and online and online.score_batch_size is not None:
-        return _fewer({f"{stage}.score_batch_size": (online.score_batch_size, divisors(online.batch_size))}, share)
-    if stage not in TRAINING_STAGES:
-        return None
-    options = recipe.training_section(stage)
+        keys["evaluate.batch_size"] = divisors(recipe.evaluate.batch_size)
+    if online := recipe.online().get(stage):
+        if name.startswith(("evaluate", "rollout")):  # whole groups of a prompt's answers
+            groups = divisors(online.batch_size // online.samples_per_prompt)
+            keys[f"{stage}.rollout_batch_size"] = [n * online.samples_per_prompt for n in groups]
+        if name.startswith("score") and online.score_batch_size is not None:
+            keys[f"{stage}.score_batch_size"] = divisors(online.batch_size)
+    if keys or stage not in TRAINING_STAGES:
+        return {**_fewer(recipe, keys, share)}
     rows = [n for n in divisors(global_batch(loaded, stage)) if n >= STAGE_TABLE[stage].least_rows]
     key = f"{stage}.per_device_train_batch_size"
-    fewer = _fewer({key: (options.per_device_train_batch_size, rows)}, share)
-    if fewer:
-        return micro_batch(loaded, stage, fewer[key])  # type: ignore[arg-type]  # a number of rows
-    if options.gradient_checkpointing:
+    if fewer := _fewer(recipe, {key: rows}, share):
+        return micro_batch(loaded, stage, fewer[key])
+    if recipe.training_section(stage).gradient_checkpointing:
         return None
     return {f"{stage}.gradient_checkpointing": True, **micro_batch(loaded, stage, rows[-1])}
 
 
-def _fewer(keys: dict[str, tuple[int, list[int]]], share: float) -> Changes | None:
-    """Return the keys with the largest of their possible values up to a share of the present one, and below it."""
-    changes: Changes = {}
-    for key, (now, possible) in keys.items():
+def _fewer(recipe: Recipe, keys: dict[str, list[int]], share: float) -> dict[str, int]:
+    """Return the keys with the largest of their possible numbers up to a share of the present one, and below it."""
+    fewer = {}
+    for key, possible in keys.items():
+        now = attrgetter(key)(recipe)
         if below := [n for n in possible if n < now]:
-            changes[key] = max((n for n in below if n <= share * now), default=below[0])
-    return changes or None
+            fewer[key] = max((n for n in below if n <= share * now), default=below[0])
+    return fewer
 
 
 def _share_that_fits(phase: PredictedPhase, limit: int) -> float:
     """Return the share of its rows with which a phase would need `limit` bytes."""
     growing = sum(phase.components.get(name, 0) for name in GROWING)
     return max(0.0, (limit - card_needed_bytes(phase) + growing) / growing) if growing else 0.0
-
-
-def _rollouts(loaded: PinnedRecipe, stage: StageName) -> list[int]:
-    """Return the numbers of rows that can be decoded together: whole groups of a prompt's answers."""
-    options = loaded.recipe.online()[stage]
-    return [n for n in divisors(options.batch_size) if n % options.samples_per_prompt == 0]
 
 
 def global_batch(loaded: PinnedRecipe, stage: TrainingName) -> int:
@@ -169,19 +161,6 @@ def divisors(n: int) -> list[int]:
     """Return the divisors of n, the smallest first."""
     small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
-
-
-def base_bytes(recipe: Recipe, stage: StageName) -> int:
-    """Return the bytes of a stage's linear and embedding weights, with the scales of 4-bit ones; norms are left out.
-
-    A reward model has no output layer. Raises PredictionError for a type of model whose layers are not known.
-    """
-    shape = recipe.model.architecture
-    if shape is None:
-        raise PredictionError("the base's size is computed from model.architecture, which this recipe does not have")
-    tables = 1 if shape.tie_word_embeddings or stage in REWARD_MODELS else 2
-    numbers = tables * (shape.vocab_size or 0) * shape.hidden_size
-    return layers_bytes(recipe) + numbers * NUMBER_BYTES[recipe.model.dtype]
 
 
 def refuse_less_than_the_base(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int) -> None:

@@ -5,38 +5,19 @@ the same moment makes the peak. At other depths another moment may be higher, ev
 can be too low. peakmem/depth.py repeats a layer's events, which finds that peak, and what the allocator reserves.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, replace
 
 from peakmem.events import COMPONENTS
 from rlhf.plan.phases import DEPTHS, WHOLE, WORKSPACE, Parts, Peak, PredictedPhase, Work
-
-
-def extrapolate(
-    shallow: Mapping[str, Peak],
-    deeper: Mapping[str, Peak],
-    layers: int,
-    workspace: Callable[[str], int],
-    repeated: Mapping[str, Parts],
-) -> dict[str, PredictedPhase]:
-    """Return the peak of each phase at `layers` layers by its name, from those of runs with `DEPTHS` layers.
-
-    A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`, that of
-    its `repeated` events (`highest_at_depth`), or that of a phase inside it. `workspace` gives the bytes of cuBLAS's
-    workspaces in a phase, which are added.
-    """
-    return with_inner(
-        {name: at_depth(shallow[name], deeper[name], layers, workspace(name), repeated.get(name)) for name in shallow}
-    )
 
 
 def at_depth(shallow: Peak, deeper: Peak, layers: int, workspace: int, repeated: Parts | None = None) -> PredictedPhase:
     """Return the peak of a phase at `layers` layers, from its peaks at both depths.
 
     A line is drawn through the peaks of each operation; the phase's peak is the highest of them at `layers`, or that of
-    the `repeated` events if it is higher. `workspace` bytes are added.
+    the `repeated` events (`highest_at_depth`) if it is higher. The bytes of cuBLAS's `workspace` are added.
     """
-
     low, high = DEPTHS
 
     def line(a: int, b: int) -> int:
@@ -86,5 +67,5 @@ def with_inner(phases: Mapping[str, PredictedPhase]) -> dict[str, PredictedPhase
     for name, phase in phases.items():
         inner = [p for n, p in phases.items() if name == WHOLE or n.startswith(f"{name}/")]
         highest = max((phase, *inner), key=lambda p: p.peak_bytes)
-        raised[name] = phase._replace(peak_bytes=highest.peak_bytes, components=highest.components)
+        raised[name] = replace(phase, peak_bytes=highest.peak_bytes, components=highest.components)
     return raised

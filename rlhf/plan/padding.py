@@ -5,7 +5,6 @@ import random
 from collections.abc import Sequence
 from statistics import mean
 
-from peakmem import cards
 from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.plan.own_rows import Lengths, Rows
 from rlhf.recipe import Recipe, TrainingName
@@ -16,50 +15,30 @@ SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/st
 DRAWN = 2**14  # rows: enough for a mean
 
 
-def row_tokens(
-    recipe: Recipe, stage: TrainingName, micro: int, rows: Rows | None = None, phase: str = "train"
-) -> float:
-    """Return the mean tokens of a row, with the padding of micro-batches of `micro` rows of SFT, reward model and DPO.
-
-    Responses of a rollout are taken to be as long as the stage admits. `rows` are those of files that were read.
-    """
-    options = recipe.training_section(stage)
-    if not isinstance(options, Dialogues):
-        return mean_prompt(recipe, options.max_prompt_length, rows) + options.response_length
-    batch = (
-        options.per_device_train_batch_size * options.gradient_accumulation_steps if options.group_by_length else None
-    )
-    share = padded_share(
-        recipe,
-        options.max_length,
-        options.max_prompt_length,
-        micro,
-        batch,
-        pairs=STAGE_TABLE[stage].rows == "pairs",
-        rows=rows,
-        joined=joins_rows(recipe, stage, phase),
-    )
-    return options.max_length * share
-
-
 def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows | None) -> float:
     """Return the tokens of a row in a phase, with its padding, over those of the longest row that the stage admits.
 
     Rows of a rollout are sampled as they come, and sorted by length before they are scored and before an update; joined
-    ones have no padding.
+    ones have no padding. Responses of a rollout are taken to be as long as the stage admits. `rows` are those of files
+    that were read.
     """
-    options = recipe.training_section(stage)
+    options, joined = recipe.training_section(stage), joins_rows(recipe, stage, phase)
+    lengths = _lengths(recipe, rows)
+    if lengths is None:
+        return 1.0
     if isinstance(options, Dialogues):
-        return row_tokens(recipe, stage, options.per_device_train_batch_size, rows, phase) / options.max_length
+        return padded_share(lengths, options, pairs=STAGE_TABLE[stage].rows == "pairs", joined=joined)
     together = {  # rows of a pass, and those that are sorted for it
         "rollout/prefill": (options.rollout_batch_size, min(options.rollout_batch_size, options.batch_size)),
         "score": (options.score_rows, options.batch_size),
         "update": (options.per_device_train_batch_size, options.batch_size // options.num_mini_batches),
         "evaluate": (options.rollout_batch_size, min(options.rollout_batch_size, options.max_eval_samples)),
     }
-    micro, sorted_rows = (1, 1) if joins_rows(recipe, stage, phase) else together[phase]
+    micro, sorted_rows = (1, 1) if joined else together[phase]
     copies = 1 if phase == "evaluate" else options.samples_per_prompt
-    prompt = _padded_prompt(recipe, options.max_prompt_length, micro / copies, sorted_rows / copies, rows)
+    prompts, micro = math.ceil(sorted_rows / copies), math.ceil(micro / copies)
+    table = [min(prompt, options.max_prompt_length) for prompt, _, _ in lengths]
+    prompt = _padded(table, min(micro, prompts), prompts)
     if phase == "rollout/prefill":
         return prompt / options.max_prompt_length
     return (prompt + options.response_length) / (options.max_prompt_length + options.response_length)
@@ -78,44 +57,23 @@ def joins_rows(recipe: Recipe, stage: TrainingName, phase: str) -> bool:
         and hardware.trunk == "lean"
         and hardware.device == "cuda"
         and recipe.model.dtype != "float32"
-        and cards.gpu_of(hardware.name).capability >= (8, 0)
         and stage not in REWARD_MODELS
     )
 
 
-def _padded_prompt(recipe: Recipe, longest: int, micro: float, sorted_prompts: float, rows: Rows | None) -> float:
-    """Return the mean tokens of a prompt, padded to the longest of `micro` prompts of so many that were sorted."""
-    lengths = _lengths(recipe, rows)
-    if lengths is None:
-        return longest
-    table, together = [min(prompt, longest) for prompt, _, _ in lengths], math.ceil(sorted_prompts)
-    return _padded(table, min(math.ceil(micro), together), together)
-
-
-def padded_share(
-    recipe: Recipe,
-    longest: int,
-    longest_prompt: int,
-    micro: int,
-    grouped: int | None,
-    pairs: bool = True,
-    rows: Rows | None = None,
-    joined: bool = False,
-) -> float:
+def padded_share(lengths: Lengths, options: Dialogues, pairs: bool, joined: bool = False) -> float:
     """Return the tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
 
-    `grouped`: rows of an optimizer's batch, where rows of similar length share one, as in row_order.py.
     `pairs`: both answers are padded to the longer one; otherwise rows have the chosen one. `joined`: nothing is padded.
     """
-    lengths = _lengths(recipe, rows)
-    if lengths is None:
-        return 1.0
+    longest, micro = options.max_length, options.per_device_train_batch_size
+    prompts = [min(prompt, options.max_prompt_length) + 1 for prompt, _, _ in lengths]
+    answers = [(chosen, rejected) if pairs else (chosen,) for _, chosen, rejected in lengths]
     if joined:
-        answers = [(c, r) if pairs else (c,) for _, c, r in lengths]
-        whole = [min(p, longest_prompt) + 1 for p, _, _ in lengths]
-        return mean(min(p + n, longest) for p, row in zip(whole, answers, strict=True) for n in row) / longest
-    table = [min(min(p, longest_prompt) + (max(c, r) if pairs else c) + 1, longest) for p, c, r in lengths]
-    return _padded(table, micro, grouped * SORTED_BATCHES if grouped else micro) / longest
+        return mean(min(p + n, longest) for p, row in zip(prompts, answers, strict=True) for n in row) / longest
+    table = [min(p + max(row), longest) for p, row in zip(prompts, answers, strict=True)]
+    batch = micro * options.gradient_accumulation_steps  # of which rows of similar length share a micro-batch
+    return _padded(table, micro, batch * SORTED_BATCHES if options.group_by_length else micro) / longest
 
 
 def _padded(table: Sequence[int], micro: int, sorted_rows: int) -> float:
@@ -134,6 +92,7 @@ def _padded(table: Sequence[int], micro: int, sorted_rows: int) -> float:
 
 
 def mean_prompt(recipe: Recipe, longest: int, rows: Rows | None) -> float:
+    """Return the mean tokens of a prompt."""
     lengths = _lengths(recipe, rows)
     return longest if lengths is None else mean(min(prompt, longest) for prompt, _, _ in lengths)
 

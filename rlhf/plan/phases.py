@@ -1,10 +1,8 @@
-"""The parts of a prediction: questions to a rehearsal and their answers, the phases of a stage."""
+"""The parts of a prediction: the answer of a rehearsal, the phases of a stage."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple, Self
-
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, with_config
+from typing import NamedTuple, Self
 
 from peakmem import events
 from rlhf.errors import UserError
@@ -21,7 +19,6 @@ DEPTHS = events.DEPTHS  # layers with which a stage is rehearsed
 WHOLE = events.WHOLE  # the whole stage
 WORKSPACE = events.WORKSPACE
 Component = events.Component
-PeakPart = events.PeakPart
 Parts = events.Parts
 Event = events.Event
 Reserved = events.Reserved
@@ -59,18 +56,18 @@ class Peak(events.Peak):
     work: Work = field(default_factory=Work)
 
 
-class PredictedPhase(NamedTuple):
+@dataclass(frozen=True)
+class PredictedPhase:
     """Bytes at the peak of one phase, and what they are; `work` is that of the whole phase.
 
-    `reserved_bytes` and `needed_bytes` are those of `Reserved`, guessed from the peak where the events could not be
-    aligned, and None where no card is used.
+    `needed_bytes` is that of `Reserved`, guessed from the peak where the events could not be aligned, and None where no
+    card is used.
     """
 
     peak_bytes: int
     components: Parts
     paged_bytes: int  # unified memory of paged optimizers, which is not in `peak_bytes`
     work: Work
-    reserved_bytes: int | None = None
     needed_bytes: int | None = None
 
 
@@ -78,28 +75,6 @@ class PredictionError(UserError):
     """A stage cannot be predicted; it may still run."""
 
 
-ONLY_KNOWN_KEYS = ConfigDict(extra="forbid")  # in a question or an answer as JSON, the peaks and roles in it included
-
-
-@with_config(ONLY_KNOWN_KEYS)
-@dataclass(frozen=True)
-class Question:
-    """What a rehearsal is asked: which stage of which recipe."""
-
-    recipe: str  # its folder
-    overrides: dict[str, Any]  # rlhf.recipe.Changes; pydantic has no form for a recursive alias
-    name: StageName
-    expandable: bool  # whether the allocator has expandable segments
-
-
-def _of_the_same_phases(depths: list[dict[str, Peak]]) -> list[dict[str, Peak]]:
-    """Return the peaks at each of DEPTHS. Raises ValueError unless all have the same phases and the whole stage."""
-    if len(depths) != len(DEPTHS) or any(WHOLE not in peaks or peaks.keys() != depths[0].keys() for peaks in depths):
-        raise ValueError(f"not the same phases, with the whole stage, at {len(DEPTHS)} depths")
-    return depths
-
-
-@with_config(ONLY_KNOWN_KEYS)
 @dataclass(frozen=True)
 class RehearsedStage:
     """The answer of a rehearsal about a stage.
@@ -107,14 +82,9 @@ class RehearsedStage:
     `depths` has the peaks of the phases by name at each of DEPTHS; the others are about the recipe's own depth.
     """
 
-    depths: Annotated[list[dict[str, Peak]], AfterValidator(_of_the_same_phases)]
+    depths: list[dict[str, Peak]]
     reserved: dict[str, Reserved] | None  # None if the events of the two depths could not be aligned
     highest: dict[str, Parts] = field(default_factory=dict)  # at each phase's peak; of the phases that were repeated
-
-
-# What reads a question or an answer from JSON, checks it and writes it.
-QUESTION_TYPE = TypeAdapter(Question)
-STAGE_ANSWER = TypeAdapter(RehearsedStage)
 
 
 class PredictedStage(NamedTuple):

@@ -11,52 +11,25 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.plan import machine, padding, projection, ranks
 from rlhf.plan.fit import Fit
-from rlhf.plan.own_rows import OwnRows, Rows, read_rows
-from rlhf.plan.phases import (
-    ON_HOST,
-    Parts,
-    PredictedPhase,
-    PredictedStage,
-    PredictionError,
-)
-from rlhf.plan.predict import Predictor, card_needed_bytes, card_reserved_bytes
+from rlhf.plan.own_rows import OwnRows, read_rows
+from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError
+from rlhf.plan.predict import Predictor, card_needed_bytes
+from rlhf.plan.ranks import RankTraffic
 from rlhf.plan.reward_models import beside
 from rlhf.process import memory
-from rlhf.recipe import PinnedRecipe, Recipe, StageName, TrainingName, published
+from rlhf.recipe import PinnedRecipe, Recipe, StageName, published
 from rlhf.recipe.choices import Device
-from rlhf.recipe.published import Figure, VerdictWord, verdict_of
+from rlhf.recipe.published import VerdictWord, verdict_of
 from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.terminal.wording import GB
 
-
-@dataclass(frozen=True)
-class PlannedPhase:
-    """Bytes of a phase, as `rlhf.plan.phases.PredictedPhase` has them."""
-
-    peak_bytes: int
-    reserved_bytes: int | None
-    needed_bytes: int | None
-    paged_bytes: int
-    components: Parts
-
-
-@dataclass(frozen=True)
-class RankTraffic:
-    """What a rank receives in a step, the time that takes at the link's nominal rate, and the share of speed left."""
-
-    gradient_bytes_per_step: int
-    weight_bytes_per_step: int
-    steps: int
-    seconds_per_step: float
-    # Shares of n times the speed of one card: with no message hidden behind computing, and with all that can be.
-    projected_scaling: tuple[float, float]
+SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True)
 class StageTime:
     """Hours of a stage; dollars where a price is known."""
 
-    limit_hours: float  # at the card's nominal rates
     projected_hours: float
     projected_hours_range: tuple[float, float]
     projected_cost: float | None
@@ -65,21 +38,16 @@ class StageTime:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """Memory and time of a stage.
-
-    `card_reserved_bytes` and `card_needed_bytes` are those of the functions in rlhf/plan/predict.py for the whole
-    stage.
-    """
+    """Memory and time of a stage. `card_needed_bytes` is that of rlhf/plan/predict.py for the whole stage."""
 
     in_memory_of: Device | Literal["host"]
     peak_bytes: int
-    card_reserved_bytes: int
     card_needed_bytes: int
     server_bytes: int  # that a vLLM server of this stage takes of the same card while the stage needs most
     fits: bool | None  # the card, or on a CPU what is free here; None if neither is known
     published_bytes: list[tuple[int | None, int | None]] | None  # published ranges, from low to high; a number is both
     verdict: VerdictWord | None  # on the peak, by the published figures
-    phases: dict[str, PlannedPhase]
+    phases: dict[str, PredictedPhase]
     time: StageTime | None  # None where rates of the card or the number of rows are not known
     no_time: str | None = None  # why hours of a stage that trains are not projected
     reward_bytes: int = 0  # that reward models of others take beside the stage
@@ -146,7 +114,6 @@ def plan_of(
     hardware = loaded.recipe.hardware
     on_cpu = hardware.device == "cpu"
     free, measured = (memory.free(), rates_of(loaded.recipe)) if on_cpu else (None, None)
-    planned = {stage: _stage(loaded, stage, of_stage, price, own, free) for stage, of_stage in predicted.items()}
     return Plan(
         recipe=loaded.name,
         version=loaded.version,
@@ -156,7 +123,7 @@ def plan_of(
         cards=hardware.count,
         price_per_hour=price,
         projection=measured._asdict() if measured else projection.basis(),
-        stages=planned,
+        stages={stage: _stage(loaded, stage, found, price, own, free) for stage, found in predicted.items()},
         row_lengths=_row_lengths(loaded.recipe, own),
         free_bytes=free.size if free else None,
         free_words=free.words if free else "",
@@ -170,10 +137,8 @@ def hours_before_and_after(predictor: Predictor, loaded: PinnedRecipe, fits: Fit
     None where the hours of a stage are not known. Raises what `make_plan` raises.
     """
     training = [stage for stage in fits.stages if stage in TRAINING_STAGES]
-    if not training:
-        return None
     own = read_rows(loaded.recipe, fits.stages)
-    if any(_no_time(loaded.recipe, stage, own) for stage in training):
+    if not training or any(_why_no_time(loaded.recipe, stage, own) for stage in training):
         return None
     before: dict[StageName, PredictedStage] = {stage: predictor.predict(loaded, stage) for stage in training}
     after = training_hours(loaded.with_changes(fits.changes), fits.stages, own)
@@ -181,12 +146,10 @@ def hours_before_and_after(predictor: Predictor, loaded: PinnedRecipe, fits: Fit
 
 
 def training_hours(
-    loaded: PinnedRecipe, predicted: Mapping[StageName, PredictedStage], own: OwnRows | None, evaluated: bool = True
+    loaded: PinnedRecipe, predicted: Mapping[StageName, PredictedStage], own: OwnRows | None
 ) -> dict[StageName, float]:
-    """Return the projected hours of those stages that train and whose hours are known; see `projection.stage_work`."""
-    rows = own.stages if own else {}
-    training = [stage for stage in TRAINING_STAGES if stage in predicted and not _no_time(loaded.recipe, stage, own)]
-    times = {stage: _time(loaded, stage, predicted[stage], None, rows.get(stage), evaluated) for stage in training}
+    """Return the projected hours of those stages that train and whose hours are known."""
+    times = {stage: _time(loaded, stage, of_stage, None, own) for stage, of_stage in predicted.items()}
     return {stage: time.projected_hours for stage, time in times.items() if time}
 
 
@@ -209,8 +172,6 @@ def _stage(
     free: memory.Free | None,
 ) -> PlannedStage:
     hardware = loaded.recipe.hardware
-    no_time = _no_time(loaded.recipe, stage, own)
-    rows = own.stages.get(stage) if own and stage in TRAINING_STAGES else None
     place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
     whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
     server, reward_models = server_bytes(loaded.recipe, stage), beside(loaded.recipe, stage).size
@@ -219,20 +180,24 @@ def _stage(
         fits = machine.needed_bytes(loaded.recipe, stage, whole.peak_bytes) + reward_models <= free.size
     elif card and place == "cuda":
         fits = need + server + reward_models <= card * GB
+    figures = [figure for figure in loaded.figures if figure.stage == stage and figure.metric == "peak_vram_gb"]
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
-        card_reserved_bytes=card_reserved_bytes(whole),
         card_needed_bytes=need,
         server_bytes=server,
         reward_bytes=reward_models,
         fits=fits,
-        published_bytes=_published(loaded, stage),
-        verdict=_peak_verdict(loaded, stage, whole.peak_bytes),
-        phases={name: _phase(phase) for name, phase in predicted.phases.items()},
-        time=None if no_time else _time(loaded, stage, predicted, price, rows),
-        no_time=no_time,
+        published_bytes=[(_bytes(low), _bytes(high)) for low, high in (f.printed for f in figures)] or None,
+        verdict=published.best(verdict_of(figure, whole.peak_bytes / GB).word for figure in figures),
+        phases=predicted.phases,
+        time=_time(loaded, stage, predicted, price, own),
+        no_time=_why_no_time(loaded.recipe, stage, own),
     )
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else round(gigabytes * GB)
 
 
 def server_bytes(recipe: Recipe, stage: StageName) -> int:
@@ -245,10 +210,6 @@ def server_bytes(recipe: Recipe, stage: StageName) -> int:
     return bytes_on_card(recipe, options)
 
 
-def _phase(phase: PredictedPhase) -> PlannedPhase:
-    return PlannedPhase(phase.peak_bytes, phase.reserved_bytes, phase.needed_bytes, phase.paged_bytes, phase.components)
-
-
 def rates_of(recipe: Recipe) -> cards.Rates | None:
     """Return what the recipe's hardware does in a second: its card by name, or this machine, measured."""
     if recipe.hardware.device != "cpu":
@@ -256,7 +217,7 @@ def rates_of(recipe: Recipe) -> cards.Rates | None:
     return machine.rates(recipe) if recipe.model.architecture else None
 
 
-def _no_time(recipe: Recipe, stage: StageName, own: OwnRows | None) -> str | None:
+def _why_no_time(recipe: Recipe, stage: StageName, own: OwnRows | None) -> str | None:
     """Return why hours of a stage are not projected; None where they are, and for a stage that does not train."""
     if stage not in TRAINING_STAGES:
         return None
@@ -282,60 +243,29 @@ def _row_lengths(recipe: Recipe, own: OwnRows | None) -> str:
 
 
 def _time(
-    loaded: PinnedRecipe,
-    stage: StageName,
-    predicted: PredictedStage,
-    price: float | None,
-    rows: Rows | None,
-    evaluated: bool = True,
+    loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, price: float | None, own: OwnRows | None
 ) -> StageTime | None:
-    """Return the hours and dollars of a stage; None where rates of the card or the number of rows are not known."""
+    """Return the hours and dollars of a stage; None if it does not train, or as `_why_no_time` says."""
     recipe = loaded.recipe
-    rates, processes = rates_of(recipe), recipe.processes(stage)
-    of_rank = rows.of_rank(processes) if rows else None
-    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted, of_rank, evaluated)
-    if not rates or not work:
+    if stage not in TRAINING_STAGES or _why_no_time(recipe, stage, own):
         return None
-    seconds, low, high = work.on_cpu(rates) if recipe.hardware.device == "cpu" else work.projected(rates)
-    between_ranks = None
-    if processes > 1 and rates.link and stage in TRAINING_STAGES:
+    rates, processes, rows = rates_of(recipe), recipe.processes(stage), own.stages[stage] if own else None
+    of_rank = rows.of_rank(processes) if rows else None
+    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted, of_rank)
+    steps = projection.optimizer_steps(recipe, stage, rows)
+    assert rates and work and steps
+    seconds = work.seconds(rates)
+    low, high = (factor * seconds for factor in projection.SPREAD)
+    between = None
+    if processes > 1 and rates.link:
         with suppress(PredictionError):  # of a model whose layers are not known
-            between_ranks = _traffic(recipe, stage, seconds, rates.link, rows)
-    if between_ranks:
-        waiting = between_ranks.seconds_per_step * between_ranks.steps
-        seconds, low, high = seconds + waiting, max(low, waiting), high + waiting  # least: both at the same time
-    hours = seconds / projection.SECONDS_PER_HOUR
+            between = ranks.between(recipe, stage, steps, seconds, rates.link)
+            waiting = between.seconds_per_step * steps
+            seconds, low, high = seconds + waiting, max(low, waiting), high + waiting  # least: both at the same time
+    hours = seconds / SECONDS_PER_HOUR
     return StageTime(
-        limit_hours=work.limit(rates) / projection.SECONDS_PER_HOUR,
         projected_hours=hours,
-        projected_hours_range=(low / projection.SECONDS_PER_HOUR, high / projection.SECONDS_PER_HOUR),
+        projected_hours_range=(low / SECONDS_PER_HOUR, high / SECONDS_PER_HOUR),
         projected_cost=None if price is None else hours * price * processes,
-        between_ranks=between_ranks,
+        between_ranks=between,
     )
-
-
-def _traffic(recipe: Recipe, stage: TrainingName, seconds: float, link: float, rows: Rows | None) -> RankTraffic:
-    """Return what ranks send each other in a stage that computes for `seconds`; `link`: bytes per second."""
-    traffic, steps = ranks.traffic(recipe, stage), projection.optimizer_steps(recipe, stage, rows)
-    assert steps  # stages with projected hours have optimizer steps
-    waiting = (traffic.gradients + traffic.weights) / link
-    scaling = ranks.scaling(seconds / steps, waiting)
-    return RankTraffic(traffic.gradients, traffic.weights, steps, waiting, scaling)
-
-
-def _published(loaded: PinnedRecipe, stage: StageName) -> list[tuple[int | None, int | None]] | None:
-    """Return the ranges in bytes that are published for a stage's peak, one for each figure; None without any."""
-
-    def size(end: float | None) -> int | None:
-        return None if end is None else round(end * GB)
-
-    return [(size(low), size(high)) for low, high in (f.printed for f in _peak_figures(loaded, stage))] or None
-
-
-def _peak_verdict(loaded: PinnedRecipe, stage: StageName, peak: int) -> VerdictWord | None:
-    """Return the most favourable verdict on a predicted peak by the figures of its stage; None if there are none."""
-    return published.best(verdict_of(figure, peak / GB).word for figure in _peak_figures(loaded, stage))
-
-
-def _peak_figures(loaded: PinnedRecipe, stage: StageName) -> list[Figure]:
-    return [figure for figure in loaded.figures if figure.stage == stage and figure.metric == "peak_vram_gb"]

@@ -1,29 +1,23 @@
 """Peak memory of each phase of each stage: rehearsed at two depths, extrapolated to the recipe's number of layers."""
 
-import functools
-import json
 import os
+import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 
 from peakmem import cards
-from rlhf.files import JsonObject
 from rlhf.plan import cache, ranks
-from rlhf.plan.lines import extrapolate
+from rlhf.plan.lines import at_depth, with_inner
 from rlhf.plan.phases import (
     ON_HOST,
-    QUESTION_TYPE,
-    STAGE_ANSWER,
     WHOLE,
     PredictedPhase,
     PredictedStage,
     PredictionError,
-    Question,
     RehearsedStage,
-    Reserved,
 )
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
@@ -45,7 +39,7 @@ class Predictor:
     """Context manager. It holds a worker process for rehearsals and caches predictions on disk."""
 
     def __init__(self) -> None:
-        self._worker: subprocess.Popen[str] | None = None
+        self._worker: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Predictor":
         return self
@@ -67,59 +61,60 @@ class Predictor:
         layers = _layers(loaded)
         rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
         shallow, deeper = rehearsed.depths
-        phases = extrapolate(
-            shallow, deeper, layers, functools.partial(workspaces, loaded.recipe, stage), rehearsed.highest
-        )
-        phases = {name: _with_reserved(phase, name, rehearsed.reserved) for name, phase in phases.items()}
+        extrapolated = {
+            name: at_depth(
+                shallow[name],
+                deeper[name],
+                layers,
+                workspaces(loaded.recipe, stage, name),
+                rehearsed.highest.get(name),
+            )
+            for name in shallow
+        }
+        phases = {name: _with_needed(phase, name, rehearsed) for name, phase in with_inner(extrapolated).items()}
         whole = phases.pop(WHOLE)
         # A stage needs what its neediest phase does. The replay of all events together may add the margin of a full
         # card (TIGHT) to a phase that never reserves so much.
         if needed := [phase.needed_bytes for phase in phases.values() if phase.needed_bytes is not None]:
-            whole = whole._replace(needed_bytes=max(whole.peak_bytes, *needed))
+            whole = replace(whole, needed_bytes=max(whole.peak_bytes, *needed))
         return ranks.divide(loaded.recipe, stage, PredictedStage(whole, phases))
 
     def _rehearsed(self, loaded: PinnedRecipe, name: StageName) -> RehearsedStage:
         """Return the answer of a rehearsal, from the cache if it was rehearsed before."""
         file = cache.file_of(loaded, name)
-        answer = cache.read(file, STAGE_ANSWER)
+        answer = cache.read(file, cache.REHEARSED)
         if answer is None:
-            answer = STAGE_ANSWER.validate_python(self._rehearse(loaded, name))
-            cache.write(file, STAGE_ANSWER, answer)
+            answer = self._rehearse(loaded, name)
+            cache.write(file, cache.REHEARSED, answer)
         return answer
 
-    def _rehearse(self, loaded: PinnedRecipe, name: StageName) -> JsonObject:
-        """Return the worker's answer as JSON's types. Raises PredictionError where it has none."""
+    def _rehearse(self, loaded: PinnedRecipe, name: StageName) -> RehearsedStage:
+        """Return the worker's answer. Raises PredictionError where it has none."""
         if self._worker is None:
             self._worker = _start_worker()
         assert self._worker.stdin and self._worker.stdout
-        question = Question(str(loaded.directory.resolve()), loaded.overrides, name, expandable_segments())
+        question = loaded.directory.resolve(), loaded.overrides, name, expandable_segments()
+        answer: RehearsedStage | str  # or why there is none
         try:
-            print(QUESTION_TYPE.dump_json(question).decode(), file=self._worker.stdin, flush=True)
-            line = self._worker.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if line.endswith("\n"):
-            answer = json.loads(line)
-        else:  # it died, before its answer or in the middle
-            answer = {"error": f"its process {children.ending_in_words(_exit_code(self._worker))}"}
+            self._worker.stdin.write(pickle.dumps(question))
+            self._worker.stdin.flush()
+            answer = pickle.load(self._worker.stdout)
+        except (BrokenPipeError, EOFError, pickle.UnpicklingError):  # it died, before its answer or in the middle
+            answer = f"its process {children.ending_in_words(_exit_code(self._worker))}"
             self._worker = None  # the next prediction starts another
-        if "error" in answer:
-            reason = excerpt(answer["error"])
-            raise PredictionError(f"memory of {name} cannot be predicted: {reason}")
-        result: JsonObject = answer["result"]
-        return result
+        if isinstance(answer, str):
+            raise PredictionError(f"memory of {name} cannot be predicted: {excerpt(answer)}")
+        return answer
 
 
-def _with_reserved(phase: PredictedPhase, name: str, replayed: Mapping[str, Reserved] | None) -> PredictedPhase:
-    """Return a phase with what the allocator reserves and needs: as `replayed`, or guessed where nothing could be."""
-    if replayed is None:
-        guess = round(phase.peak_bytes * (1 + FRAGMENTATION))
-        return phase._replace(reserved_bytes=guess, needed_bytes=guess)
-    if name not in replayed:
+def _with_needed(phase: PredictedPhase, name: str, rehearsed: RehearsedStage) -> PredictedPhase:
+    """Return a phase with what the allocator needs: as it was replayed, or guessed where nothing could be."""
+    if rehearsed.reserved is None:
+        return replace(phase, needed_bytes=round(phase.peak_bytes * (1 + FRAGMENTATION)))
+    if name not in rehearsed.reserved:
         return phase
     # A peak has the workspaces from the start; the allocator is asked for them by the first product.
-    needed = max(replayed[name].needed, phase.peak_bytes)
-    return phase._replace(reserved_bytes=max(replayed[name].reserved, needed), needed_bytes=needed)
+    return replace(phase, needed_bytes=max(rehearsed.reserved[name].needed, phase.peak_bytes))
 
 
 def _layers(loaded: PinnedRecipe) -> int:
@@ -144,20 +139,15 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
     return (threads + phase.endswith("decode")) * cards.workspace(recipe.hardware.name)
 
 
-def _start_worker() -> "subprocess.Popen[str]":
+def _start_worker() -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-P", "-m", "rlhf.plan.rehearsal.worker"]
-    environment = children.alone(children.child_environment(OMP_NUM_THREADS="1"))
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=None if os.environ.get("RLHF_DEBUG") else subprocess.DEVNULL,
-        text=True,
-        env=environment,
-    )
+    settings = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    environment = children.alone(children.child_environment(**settings, TOKENIZERS_PARALLELISM="false"))
+    shown = None if os.environ.get("RLHF_DEBUG") else subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=shown, env=environment)
 
 
-def _exit_code(worker: "subprocess.Popen[str]") -> int:
+def _exit_code(worker: "subprocess.Popen[bytes]") -> int:
     """Return the exit code of a worker that is about to end; it is killed where it does not."""
     try:
         return worker.wait(timeout=5)
@@ -166,20 +156,11 @@ def _exit_code(worker: "subprocess.Popen[str]") -> int:
         return worker.wait()
 
 
-def card_reserved_bytes(phase: PredictedPhase) -> int:
-    """Return the bytes that a phase takes of a card with room to spare, as nvidia-smi shows them for the process.
-
-    They are what torch's allocator reserves (`Reserved`), paged states and the driver's context; without a card the
-    peak.
-    """
-    return phase.peak_bytes if phase.reserved_bytes is None else _with_context(phase.reserved_bytes, phase)
-
-
 def card_needed_bytes(phase: PredictedPhase) -> int:
-    """Return the least bytes of the card that a phase needs: those of `card_reserved_bytes`, with `Reserved.needed`."""
-    return phase.peak_bytes if phase.needed_bytes is None else _with_context(phase.needed_bytes, phase)
+    """Return the least bytes of the card that a phase needs, without a card its peak.
 
-
-def _with_context(held: int, phase: PredictedPhase) -> int:
-    """Return what the allocator holds in a phase, with what lies on the card beside it."""
-    return held + phase.paged_bytes + CONTEXT_BYTES
+    They are what torch's allocator holds when most is allocated, paged states and the driver's context.
+    """
+    if phase.needed_bytes is None:
+        return phase.peak_bytes
+    return phase.needed_bytes + phase.paged_bytes + CONTEXT_BYTES

@@ -1,6 +1,7 @@
 """predicted.json: what is predicted for a recipe, kept beside it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
@@ -35,7 +36,7 @@ def read(directory: Path) -> Pinned | None:
 
 
 def stages_of(pinned: Pinned) -> dict[StageName, PredictedStage]:
-    """Return the pinned stages as they were predicted, but for what the allocator reserves, which is not pinned."""
+    """Return the pinned stages as they were predicted."""
     predicted = {}
     for stage, phases in pinned.stages.items():
         counted, needed = pinned.work.get(stage, {}), pinned.needed.get(stage, {})
@@ -51,7 +52,7 @@ def stages_of(pinned: Pinned) -> dict[StageName, PredictedStage]:
         }
         whole = max(of_phase.values(), key=lambda phase: phase.peak_bytes)
         most = max(needed.values(), default=None)
-        predicted[stage] = PredictedStage(whole._replace(needed_bytes=most), of_phase)
+        predicted[stage] = PredictedStage(replace(whole, needed_bytes=most), of_phase)
     return predicted
 
 

@@ -4,10 +4,10 @@ from contextlib import suppress
 
 from rlhf.errors import UserError
 from rlhf.plan import machine
-from rlhf.plan.fit import base_bytes
 from rlhf.plan.phases import ON_HOST, Predict, PredictionError
 from rlhf.plan.predict import card_needed_bytes, predicted_stages
 from rlhf.plan.reward_models import beside
+from rlhf.plan.weights import base_bytes
 from rlhf.process import memory
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.terminal import say

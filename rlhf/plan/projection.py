@@ -1,8 +1,7 @@
 """How long a stage would take: what it computes, moves and launches, against what the card can do.
 
-`limit` is the time at the card's nominal rates, which no program reaches. `projected` uses rates that are calibrated on
-training steps that others timed (studies/outside/speed.py), with an interval. A phase takes no less time than the host
-needs to launch its kernels, which was measured beside an H200 (bench/README.md).
+Rates are the card's nominal ones, calibrated on training steps that others timed, with an interval. A phase takes no
+less time than the host needs to launch its kernels, which was measured beside an H200 (bench/README.md).
 
 A rehearsal counts the work of a step on the longest rows, without what a stage does only once. A stage does that work
 more often, on rows of the usual length.
@@ -10,29 +9,19 @@ more often, on rows of the usual length.
 
 import math
 from collections.abc import Sequence
-from statistics import mean
 from typing import NamedTuple
 
 from peakmem import cards
 from rlhf.files import JsonObject
 from rlhf.plan.own_rows import Rows
 from rlhf.plan.padding import as_long_as_hh, mean_prompt, share_of_longest
-from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, PredictionError, Work
-from rlhf.plan.weights import (
-    ADAPTER_BYTES,
-    NUMBER_BYTES,
-    adapter_parameters,
-    bytes_of_product,
-    linear_layers,
-    shape_of,
-)
+from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, Work
+from rlhf.plan.weights import NUMBER_BYTES, shape_of, unpacked_bytes
 from rlhf.recipe import Recipe, StageName, TrainingName
 from rlhf.recipe.choices import Trunk
 from rlhf.recipe.schema import Dialogues
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.recipe.stages import FEW_SAMPLES, SFT, STAGE_TABLE, TRAINING_STAGES
-
-SECONDS_PER_HOUR = 3600
 
 
 class TimeFactors(NamedTuple):
@@ -43,16 +32,15 @@ class TimeFactors(NamedTuple):
     launch: float
 
 
-# Fitted to 29 timed runs on an L40S and an A100 (studies/outside/speed.py; a test repeats the fit from the record).
+# Fitted to 29 timed runs of others on an L40S and an A100.
 CALIBRATED = TimeFactors(products=1.35, memory=1.15, launch=5e-6)
 # Factors on projected training time. All 34 runs that the fit never saw took 0.87 to 1.37 times what is projected for
-# them (studies/outside); this project's own loops and cards were not among them.
+# them; this project's own loops and cards were not among them.
 SPREAD = (0.8, 1.5)
 # Seconds of the host for an operation that launches a kernel, forward and backward, by trunk. Measured beside an H200
 # (bench/README.md), for both passes of 32 layers: 0.177 s for 210 operations in each of the library's, and 0.132 s
 # for 108 in each of the lean ones, which launch fewer from as much Python. None of the runs above waited for its host.
 HOST_LAUNCH: dict[Trunk, float] = {"library": 26e-6, "lean": 38e-6}
-WINDOW = 256  # steps for which rlhf/rollout/library_decoding.py opens the cache on a card at once
 HH_PAIRS = 160_800  # of HH-RLHF's training split
 REHEARSED_DECODING = 2  # steps of each batch that is decoded in a rehearsal
 
@@ -69,26 +57,12 @@ def basis() -> JsonObject:
 # -- a whole stage ----------------------------------------------------------------------------------------------------
 
 
-class Projected(NamedTuple):
-    """Projected seconds, and the interval in which they are expected."""
-
-    seconds: float
-    low: float
-    high: float
-
-
 class PhaseWork(NamedTuple):
     """What a phase does in a whole stage."""
 
     flops: float
     moved: float  # bytes that operations other than products read and write
-    launched: float  # operations that launch a kernel
-    host: Trunk = "library"  # what launches them
-
-    def seconds(self, card: cards.Rates) -> float:
-        """Return seconds at the calibrated rates, or those of the host where the card waits for it."""
-        on_card = step_seconds(self.flops, self.moved, self.launched, card)
-        return max(on_card, self.launched * HOST_LAUNCH[self.host])
+    launched: float  # operations that launch a kernel; none on a CPU
 
 
 class StageWork(NamedTuple):
@@ -97,69 +71,47 @@ class StageWork(NamedTuple):
     phases: Sequence[PhaseWork]
     decoded_bytes: float
     decoded_launches: float = 0.0  # by the card itself, where a step is a captured graph
+    trunk: Trunk = "library"  # what launches the phases
 
-    @property
-    def flops(self) -> float:
-        """Return the operations of all phases."""
-        return sum(phase.flops for phase in self.phases)
+    def seconds(self, rates: cards.Rates) -> float:
+        """Return projected seconds. Those of a phase are the host's where the card waits for it.
 
-    @property
-    def moved(self) -> float:
-        """Return the bytes that operations other than products read and write in all phases."""
-        return sum(phase.moved for phase in self.phases)
-
-    def limit(self, card: cards.Rates) -> float:
-        """Return seconds at the card's nominal rates, with nothing moved but what decoding reads."""
-        return sum(card.seconds(self.flops, self.decoded_bytes))
-
-    def on_cpu(self, measured: cards.Rates) -> Projected:
-        """Return seconds at the rates that this machine was measured to reach, with the factors of cards."""
-        seconds = step_seconds(self.flops, self.moved + self.decoded_bytes, 0, measured)
-        return Projected(seconds, *(factor * seconds for factor in SPREAD))
-
-    def projected(self, card: cards.Rates) -> Projected:
-        """Return seconds at the calibrated rates. For decoding they are those of reading and of launches alone."""
-        decoding = step_seconds(0, self.decoded_bytes, self.decoded_launches, card)
-        seconds = sum(phase.seconds(card) for phase in self.phases) + decoding
-        return Projected(seconds, *(factor * seconds for factor in SPREAD))
+        The three parts of a phase come one after another. Decoding takes the time of reading and of launches alone.
+        """
+        host = HOST_LAUNCH[self.trunk]
+        on_card = [max(_on_card(phase, rates), phase.launched * host) for phase in self.phases]
+        return sum(on_card) + _on_card(PhaseWork(0, self.decoded_bytes, self.decoded_launches), rates)
 
 
-def step_seconds(
-    flops: float, moved: float, launched: float, card: cards.Rates, factors: TimeFactors = CALIBRATED
-) -> float:
-    """Return the projected seconds of work that has these counts: the three parts one after another."""
-    products, memory = card.seconds(flops, moved)
-    return products * factors.products + memory * factors.memory + launched * factors.launch
+def _on_card(work: PhaseWork, rates: cards.Rates) -> float:
+    products, memory = rates.seconds(work.flops, work.moved)
+    return products * CALIBRATED.products + memory * CALIBRATED.memory + work.launched * CALIBRATED.launch
 
 
 def stage_work(
-    recipe: Recipe, stage: StageName, predicted: PredictedStage, rows: Rows | None = None, evaluated: bool = True
+    recipe: Recipe, stage: StageName, predicted: PredictedStage, rows: Rows | None = None
 ) -> StageWork | None:
     """Return the work of a whole stage; None if it does not train, or the number of rows is not known.
 
-    `rows` are those of the recipe's own files, where they were read. Unless `evaluated`, without its evaluations.
+    `rows` are those of the recipe's own files, where they were read.
     """
     if stage not in TRAINING_STAGES or (steps := optimizer_steps(recipe, stage, rows)) is None:
         return None
-    options = recipe.training_section(stage)
-    times = {name: n * steps for name, n in _times_a_step(recipe, stage).items() if name != "rollout/decode"}
-    decoded = launched = 0.0
-    if any(name.endswith("decode") for name in predicted.phases):
-        longest = (recipe.evaluate if isinstance(options, Dialogues) else options).max_prompt_length
-        step = decoding_step_bytes(recipe, stage, mean_prompt(recipe, longest, rows), predicted, rows)
-        taken = _decoding_steps(recipe, stage, rows, evaluated)
-        decoded, launched = taken * step, taken * launches_of_a_decoding_step(recipe, stage, predicted)
-    repeated = [(name, predicted.phases[name].work, n) for name, n in times.items() if name in predicted.phases]
-    if evaluated:
-        repeated += [("evaluate", work, n) for work, n in _evaluations(recipe, stage, predicted, rows)]
+    times = times_a_step(recipe, stage)
+    done = [(name, predicted.phases[name].work, n * steps) for name, n in times.items() if name in predicted.phases]
+    done += [("evaluate", work, n) for work, n in _evaluations(recipe, stage, predicted, rows)]
+    on_card = recipe.hardware.device == "cuda"  # on a CPU no kernel is launched
     phases = []
-    for name, work, n in repeated:
+    for name, work, n in done:
         # Of the tokens with which the work was rehearsed. A kernel is launched for short rows as for long ones.
         share = share_of_longest(recipe, stage, name, rows)
-        phases.append(
-            PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n, recipe.hardware.trunk)
-        )
-    return StageWork(phases, decoded, launched)
+        phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n * on_card))
+    decoded = launched = 0.0
+    if any(name.endswith("decode") for name in predicted.phases):
+        taken = _decoding_steps(recipe, stage, rows)
+        decoded = taken * decoding_step_bytes(recipe, stage, predicted, rows)
+        launched = taken * _launches_of_a_decoding_step(recipe, stage, predicted) * on_card
+    return StageWork(phases, decoded, launched, recipe.hardware.trunk)
 
 
 def optimizer_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None = None) -> int | None:
@@ -176,9 +128,18 @@ def optimizer_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None = Non
     return min(steps, most) if most else steps
 
 
-def _heldout(most: int, rows: Rows | None) -> int:
-    """Return how many held-out rows there are of the `most` that a recipe admits."""
-    return most if rows is None else min(most, rows.heldout)
+def times_a_step(recipe: Recipe, stage: TrainingName) -> dict[str, float]:
+    """Return how many times the work of a rehearsal one step does, by phase; decoding is counted by its own steps.
+
+    All of a phase is multiplied: an optimizer's step, too, where a rehearsal has two micro-batches and a step has more.
+    With 16 of them SFT's launches come out 3 % too many, and its hours 0.1 %.
+    """
+    options = recipe.training_section(stage)
+    if isinstance(options, Dialogues):
+        accumulation = options.gradient_accumulation_steps
+        return {"train": accumulation / min(MOST_REPEATS, accumulation)}
+    updates = options.num_mini_batches * options.passes / min(MOST_REPEATS, options.num_mini_batches)
+    return {"rollout/prefill": 1.0, "score": 1.0, "update": updates}
 
 
 def _evaluations(
@@ -215,6 +176,11 @@ def _evaluations(
     return [(work["evaluate"] - decode, done / rehearsed)]
 
 
+def _heldout(most: int, rows: Rows | None) -> int:
+    """Return how many held-out rows there are of the `most` that a recipe admits."""
+    return most if rows is None else min(most, rows.heldout)
+
+
 def _validated(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
     """Return the rows for validation that a trainer measures in all: at `eval_steps`, and after the last step."""
     options, steps = recipe.dialogues()[stage], optimizer_steps(recipe, stage, rows)
@@ -226,29 +192,10 @@ def _validated(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
     return len({steps}.union(range(options.eval_steps, steps + 1, options.eval_steps))) * _heldout(most, rows)
 
 
-def _decoding_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None, evaluated: bool) -> int:
-    """Return the decoding steps of a whole stage, if `evaluated` with those of its evaluations."""
-    options, sampling = recipe.training_section(stage), recipe.evaluate
-    if isinstance(options, Dialogues):
-        batches = evaluated * 2 * math.ceil(_sampled_prompts(recipe, stage, rows) / sampling.batch_size)
-        return batches * (sampling.response_length - 1)
-    evaluations = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
-    batches = (options.steps + _norm_batches(options)) * math.ceil(options.batch_size / options.rollout_batch_size)
-    batches += (
-        evaluated * evaluations * math.ceil(_heldout(options.max_eval_samples, rows) / options.rollout_batch_size)
-    )
-    return batches * (options.response_length - 1)
-
-
 def _sampled_prompts(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
     """Return the held-out prompts that SFT, DPO or KTO samples answers to, before as well as after training."""
-    return _heldout(_most_sampled(recipe, stage), rows)
-
-
-def _most_sampled(recipe: Recipe, stage: TrainingName) -> int:
-    """Return the most held-out prompts that a stage samples answers to as `evaluate` says."""
-    samples = STAGE_TABLE[stage].samples
-    return {"few": FEW_SAMPLES, "all": recipe.evaluate.max_samples, None: 0}[samples]
+    most = {"few": FEW_SAMPLES, "all": recipe.evaluate.max_samples, None: 0}[STAGE_TABLE[stage].samples]
+    return _heldout(most, rows)
 
 
 def _online_evaluations(recipe: Recipe, steps: int, eval_steps: int, save_steps: int) -> int:
@@ -266,77 +213,47 @@ def _norm_batches(options: OnlineOptions) -> int:
     return math.ceil(options.norm_responses / options.batch_size) if options.normalize_scores else 0
 
 
-# -- one step ---------------------------------------------------------------------------------------------------------
+# -- decoding ---------------------------------------------------------------------------------------------------------
 
 
-def step_flops(
-    recipe: Recipe, stage: TrainingName, predicted: PredictedStage, of_model: bool = False
-) -> dict[str, float]:
-    """Return the operations of one optimizer step (PPO: one step) on the longest rows, by phase.
-
-    All that the card computes; `of_model` leaves out what it computes a second time for want of memory.
-    """
-    done = {name: phase.work for name, phase in predicted.phases.items()}
-    return {
-        name: (done[name].flops - done[name].recomputed * of_model) * times
-        for name, times in _times_a_step(recipe, stage).items()
-        if name in done
-    }
-
-
-def step_decoded_bytes(recipe: Recipe, stage: TrainingName, predicted: PredictedStage, longest: bool) -> float:
-    """Return the bytes that the decoding of one step of PPO, RLOO or GRPO reads; `longest`: every row is."""
-    options = recipe.online()[stage]
-    prompt = options.max_prompt_length if longest else mean_prompt(recipe, options.max_prompt_length, None)
-    batches = math.ceil(options.batch_size / options.rollout_batch_size)
-    steps = (options.response_length - 1) * batches  # the prefill gives the first token
-    return steps * decoding_step_bytes(recipe, stage, prompt, predicted)
-
-
-def _times_a_step(recipe: Recipe, stage: TrainingName) -> dict[str, float]:
-    """Return how many times the work of a rehearsal one step does, by phase.
-
-    All of a phase is multiplied: an optimizer's step, too, where a rehearsal has two micro-batches and a step has more.
-    With 16 of them SFT's launches come out 3 % too many, and its hours 0.1 %.
-    """
-    options = recipe.training_section(stage)
+def _decoding_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
+    """Return the decoding steps of a whole stage with those of its evaluations; the prefill gives the first token."""
+    options, sampling = recipe.training_section(stage), recipe.evaluate
     if isinstance(options, Dialogues):
-        accumulation = options.gradient_accumulation_steps
-        return {"train": accumulation / min(MOST_REPEATS, accumulation)}
-    updates = options.num_mini_batches * options.passes / min(MOST_REPEATS, options.num_mini_batches)
-    return {"rollout/prefill": 1.0, "rollout/decode": 1.0, "score": 1.0, "update": updates}
+        batches = 2 * math.ceil(_sampled_prompts(recipe, stage, rows) / sampling.batch_size)
+        return batches * (sampling.response_length - 1)
+    evaluations = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
+    batches = (options.steps + _norm_batches(options)) * math.ceil(options.batch_size / options.rollout_batch_size)
+    batches += evaluations * math.ceil(_heldout(options.max_eval_samples, rows) / options.rollout_batch_size)
+    return batches * (options.response_length - 1)
 
 
 def decoding_step_bytes(
-    recipe: Recipe,
-    stage: TrainingName,
-    prompt: float,
-    predicted: PredictedStage | None = None,
-    rows: Rows | None = None,
+    recipe: Recipe, stage: TrainingName, predicted: PredictedStage, rows: Rows | None = None, longest: bool = False
 ) -> float:
-    """Return the bytes that a mean decoding step of a stage moves: weights, active adapters, keys and values.
+    """Return the bytes that a mean decoding step of a stage moves: weights, keys and values.
 
-    `prompt` is the mean of a prompt's tokens; of keys and values the slots of `cached_slots` are read. Weights count in
-    the form in which they are multiplied with (`bytes_of_product`). Rows of the embedding table are looked up, and do
-    not count. Of layers that are not known, the weights count as they were found in a rehearsal, `predicted`, and no
-    adapters; without one this raises PredictionError.
+    Weights are those that a rehearsal has loaded; 4-bit ones are written and read again where they are unpacked. Rows
+    of the embedding table are looked up, and do not count. Keys and values are those of a mean prompt, or of the
+    `longest`, and of half of the response.
     """
     shape, size = shape_of(recipe), NUMBER_BYTES[recipe.model.dtype]
-    sampled = _sampled(recipe, stage, rows)
-    slots = sampled.rows * cached_slots(recipe, prompt, sampled.response_length)
-    cached = shape.cached_per_token * slots * size
-    matrix = (shape.vocab_size or recipe.tokenizer.vocab_size or 0) * shape.hidden_size * size
-    try:
-        return _layers_of_a_step(recipe, sampled) + matrix + cached
-    except PredictionError:
-        if predicted is None:
-            raise
-    decoding = predicted.phases.get("rollout") or predicted.phases["evaluate/decode"]
-    held = decoding.components.get("base", 0) + decoding.components.get("quantization", 0)
-    return held - (0 if shape.tie_word_embeddings else matrix) + cached
+    options, sampling = recipe.training_section(stage), recipe.evaluate
+    if isinstance(options, Dialogues):
+        prompt, response = sampling.max_prompt_length, sampling.response_length
+        together = min(sampling.batch_size, _sampled_prompts(recipe, stage, rows))
+    else:
+        prompt, response = options.max_prompt_length, options.response_length
+        together = min(options.batch_size, options.rollout_batch_size)
+    mean = prompt if longest else mean_prompt(recipe, prompt, rows)
+    loaded = predicted.phases["load"].components
+    base = loaded.get("base", 0) + loaded.get("quantization", 0)
+    table = 0 if shape.tie_word_embeddings else (shape.vocab_size or 0) * shape.hidden_size * size
+    cached = together * shape.cached_per_token * (mean + response / 2) * size
+    return base - table + unpacked_bytes(recipe, together) + cached
 
 
-def launches_of_a_decoding_step(recipe: Recipe, stage: TrainingName, predicted: PredictedStage) -> float:
+def _launches_of_a_decoding_step(recipe: Recipe, stage: TrainingName, predicted: PredictedStage) -> float:
     """Return the operations that a mean decoding step of a stage launches, from those of its rehearsal.
 
     Those of PPO, RLOO and GRPO are steps of their rollouts; others sample before and after training.
@@ -349,44 +266,3 @@ def launches_of_a_decoding_step(recipe: Recipe, stage: TrainingName, predicted: 
         batches = math.ceil(options.batch_size / options.rollout_batch_size)
     rehearsed = batches * min(REHEARSED_DECODING, response - 1)
     return predicted.phases[phase].work.launched / rehearsed if rehearsed and phase in predicted.phases else 0.0
-
-
-def cached_slots(recipe: Recipe, prompt: float, response: int) -> float:
-    """Return the slots of the cache that a row reads in a mean decoding step, with `prompt` tokens before a response.
-
-    The tokens that it has, of the response half of them; on a card a window that also has slots for tokens to come.
-    """
-    if recipe.hardware.device == "cpu":
-        return prompt + response / 2
-    return prompt + mean(min(response, -(-step // WINDOW) * WINDOW) for step in range(1, response + 1))
-
-
-class _Sampled(NamedTuple):
-    """How a stage decodes."""
-
-    rows: float  # at once, in a mean batch
-    response_length: int
-
-
-def _sampled(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> _Sampled:
-    options, sampling = recipe.training_section(stage), recipe.evaluate
-    if isinstance(options, Dialogues):
-        batch = _mean_batch(_sampled_prompts(recipe, stage, rows), sampling.batch_size)
-        return _Sampled(batch, sampling.response_length)
-    batch = _mean_batch(options.batch_size, options.rollout_batch_size)
-    return _Sampled(batch, options.response_length)
-
-
-def _mean_batch(rows: int, most: int) -> float:
-    return rows / math.ceil(rows / most)
-
-
-def _layers_of_a_step(recipe: Recipe, sampled: _Sampled) -> float:
-    """Return the bytes of the layers' weights and of one adapter. Raises PredictionError for layers not known."""
-    layers = shape_of(recipe).num_hidden_layers
-    size, packed = NUMBER_BYTES[recipe.model.dtype], recipe.model.quantization == "nf4"
-    gpu, rows = cards.gpu_of(recipe.hardware.name), math.ceil(sampled.rows)
-    total = float(ADAPTER_BYTES * adapter_parameters(recipe))
-    for inputs, outputs in linear_layers(recipe).values():
-        total += layers * bytes_of_product(inputs, outputs, rows, size, packed, gpu)
-    return total

@@ -5,8 +5,8 @@ from operator import attrgetter
 from typing import NamedTuple, cast
 
 from rlhf.files import JsonObject
-from rlhf.plan.phases import ON_HOST
-from rlhf.plan.plan import Plan, PlannedPhase
+from rlhf.plan.phases import ON_HOST, PredictedPhase
+from rlhf.plan.plan import Plan
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.choices import Component
 from rlhf.recipe.published import CHAIN, Figure, Verdict, verdict_of
@@ -77,5 +77,5 @@ def _of_time(plan: Plan, stages: Sequence[StageName], metric: str) -> float | No
     return None if len(costs) < len(times) or None in costs else sum(costs)
 
 
-def _most(phases: Mapping[str, PlannedPhase], component: Component) -> float:
+def _most(phases: Mapping[str, PredictedPhase], component: Component) -> float:
     return max(phase.components.get(component, 0) for phase in phases.values()) / GB

@@ -1,6 +1,7 @@
 """One rank of several: what it needs, and what ranks exchange. All of it is predicted or projected."""
 
 import math
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rlhf.plan.phases import PredictedPhase, PredictedStage
@@ -56,12 +57,11 @@ def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> Predi
 
     phases = {name: of_rank(name, phase) for name, phase in predicted.phases.items()}
     highest = max(phases.values(), key=lambda phase: phase.peak_bytes)
-    reserved = [phase.reserved_bytes for phase in phases.values() if phase.reserved_bytes is not None]
     needed = [phase.needed_bytes for phase in phases.values() if phase.needed_bytes is not None]
-    whole_stage = predicted.whole._replace(  # the work and the paged states are those of all phases
+    whole_stage = replace(  # the work and the paged states are those of all phases
+        predicted.whole,
         peak_bytes=highest.peak_bytes,
         components=highest.components,
-        reserved_bytes=max(reserved, default=None),
         needed_bytes=max(needed, default=None),
     )
     return PredictedStage(whole_stage, phases)
@@ -70,20 +70,16 @@ def divide(recipe: Recipe, stage: StageName, predicted: PredictedStage) -> Predi
 def _with_base(phase: PredictedPhase, more: int) -> PredictedPhase:
     """Return a phase with `more` additional bytes of weights; scales of 4-bit weights grow in proportion.
 
-    What the allocator reserves changes by as much: how it would place the parts was not replayed.
+    What the allocator needs changes by as much: how it would place the parts was not replayed.
     """
     parts = dict(phase.components)
     weights = parts["base"] + parts.get("quantization", 0)
     for name in ("base", "quantization"):
         if name in parts:
             parts[name] += round(more * parts[name] / weights)
-    change = sum(parts.values()) - sum(phase.components.values())
-    return phase._replace(
-        peak_bytes=phase.peak_bytes + change,
-        components=parts,
-        reserved_bytes=None if phase.reserved_bytes is None else phase.reserved_bytes + change,
-        needed_bytes=None if phase.needed_bytes is None else phase.needed_bytes + change,
-    )
+    peak = sum(parts.values())
+    needed = None if phase.needed_bytes is None else phase.needed_bytes + peak - phase.peak_bytes
+    return replace(phase, peak_bytes=peak, components=parts, needed_bytes=needed)
 
 
 class Traffic(NamedTuple):
@@ -114,9 +110,21 @@ def traffic(recipe: Recipe, stage: TrainingName) -> Traffic:
     return Traffic(round(2 * received * reductions * trunks * trained), round(fetched))
 
 
-def scaling(computing: float, messages: float) -> tuple[float, float]:
-    """Return the projected share of n cards' speed that n cards reach, as a lower and an upper bound.
+@dataclass(frozen=True)
+class RankTraffic:
+    """What a rank receives in a step, the time that takes at the link's nominal rate, and the share of speed left."""
 
-    Arguments are seconds in a step. The lower bound hides no messages behind computing, the upper one all that it can.
-    """
-    return computing / (computing + messages), computing / max(computing, messages)
+    gradient_bytes_per_step: int
+    weight_bytes_per_step: int
+    steps: int
+    seconds_per_step: float
+    # Shares of n times the speed of one card: with no message hidden behind computing, and with all that can be.
+    projected_scaling: tuple[float, float]
+
+
+def between(recipe: Recipe, stage: TrainingName, steps: int, seconds: float, link: float) -> RankTraffic:
+    """Return what ranks exchange in a stage whose steps compute for so many `seconds`; `link`: bytes per second."""
+    received = traffic(recipe, stage)
+    waiting, computing = sum(received) / link, seconds / steps
+    scaling = computing / (computing + waiting), computing / max(computing, waiting)
+    return RankTraffic(*received, steps, waiting, scaling)

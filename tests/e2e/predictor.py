@@ -38,7 +38,7 @@ class Predictor:
 
     @staticmethod
     def phase(size: int) -> PredictedPhase:
-        return PredictedPhase(size, {"base": size}, 0, Work(), reserved_bytes=size, needed_bytes=size)
+        return PredictedPhase(size, {"base": size}, 0, Work(), needed_bytes=size)
 
     def decoding_step(self, loaded: PinnedRecipe) -> None:
         return None

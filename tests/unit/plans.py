@@ -19,7 +19,6 @@ def planned_stage(**changes: Any) -> PlannedStage:
     fields: dict[str, Any] = {
         "in_memory_of": "cuda",
         "peak_bytes": 10**9,
-        "card_reserved_bytes": 2 * 10**9,
         "card_needed_bytes": 10**9,
         "server_bytes": 0,
         "fits": True,

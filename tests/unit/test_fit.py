@@ -33,7 +33,7 @@ def test_each_phase_has_a_setting_of_its_own():
     """A row takes 10 bytes while it is sampled, evaluated or trained on, and 20 while it is scored: 210 are left."""
 
     def rows(size: int) -> PredictedPhase:
-        return PredictedPhase(100 + size, {"base": 100, "activations": size}, 0, Work(), 100 + size, 100 + size)
+        return PredictedPhase(100 + size, {"base": 100, "activations": size}, 0, Work(), 100 + size)
 
     def predict(loaded, stage):
         options = loaded.recipe.options(Ppo)

@@ -19,33 +19,36 @@ from tests.unit.plans import SFT, Known, phase, planned, planned_stage, sft_reci
 ROOT = Path(__file__).parents[2]
 
 
+def flops(work: projection.StageWork | None) -> float:
+    assert work
+    return sum(phase.flops for phase in work.phases)
+
+
 def test_work_of_sft_by_hand():
     """Rehearsed: a step of 2 micro-batches of 4, 100 operations a row. 80 rows, and 32 held-out ones of 10 each."""
     work = projection.stage_work(sft_recipe().recipe, "sft", SFT)
-    assert work and (work.flops, work.moved, work.decoded_bytes) == (80 * 100 + 32 * 10, 0, 0)
+    assert work and (flops(work), work.decoded_bytes) == (80 * 100 + 32 * 10, 0)
 
 
 def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch):
     """10 steps and 4 batches of held-out rows; half of each row's tokens are padding that the longest row lacks."""
     stage = SFT._replace(phases={"train": phase(800, 160, 20, base=1), "evaluate": phase(80, 16, 4, base=1)})
-    monkeypatch.setattr(padding, "padded_share", lambda *_, **__: 0.5)
+    monkeypatch.setattr(projection, "share_of_longest", lambda *_: 0.5)
     work = projection.stage_work(sft_recipe().recipe, "sft", stage)
-    training = projection.PhaseWork(8000 / 2, 10 * 160 / 2, 10 * 20, "library")
-    assert work and work.phases[:2] == [training, projection.PhaseWork(320 / 2, 4 * 16 / 2, 4 * 4, "library")]
+    training = projection.PhaseWork(8000 / 2, 10 * 160 / 2, 10 * 20)
+    assert work and work.phases[:2] == [training, projection.PhaseWork(320 / 2, 4 * 16 / 2, 4 * 4)]
 
 
 def test_training_work_doubles_with_the_rows():
-    def flops(**changes) -> float:
-        work = projection.stage_work(sft_recipe(**changes).recipe, "sft", SFT)
-        assert work
-        return work.flops
+    def of(**changes) -> float:
+        return flops(projection.stage_work(sft_recipe(**changes).recipe, "sft", SFT))
 
     held_out = 320
-    assert flops(max_samples=160) - held_out == 2 * (flops() - held_out)
-    assert flops(num_train_epochs=2) == flops(max_samples=160)
-    assert flops(max_samples=160, max_steps=10) == flops()
-    assert flops(max_samples=None, max_steps=10) == flops()
-    assert flops(max_samples=81) == flops(max_samples=88), "a last step that is begun counts"
+    assert of(max_samples=160) - held_out == 2 * (of() - held_out)
+    assert of(num_train_epochs=2) == of(max_samples=160)
+    assert of(max_samples=160, max_steps=10) == of()
+    assert of(max_samples=None, max_steps=10) == of()
+    assert of(max_samples=81) == of(max_samples=88), "a last step that is begun counts"
     assert projection.stage_work(sft_recipe(max_samples=None).recipe, "sft", SFT) is None
     assert projection.stage_work(sft_recipe().recipe, "merge", SFT) is None
 
@@ -80,7 +83,7 @@ def test_work_of_ppo_by_hand(monkeypatch):
     work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phases["rollout"], phases))
     assert work
     # Rehearsed: 10 + 20, and two of six minibatches, 50 x 3.
-    assert work.flops == 6 * (10 + 20 + 150)
+    assert flops(work) == 6 * (10 + 20 + 150)
     # Two batches a step; three evaluations (before, after steps 3 and 6) of two batches each.
     assert work.decoded_bytes == (6 * 2 + 3 * 2) * 9 * 1160
 
@@ -103,7 +106,7 @@ def test_evaluations_are_those_of_a_run(monkeypatch, version: str, reported: int
     work = projection.stage_work(loaded.recipe, "ppo", PredictedStage(phase(0, base=1), phases))
     norm = 3 if normalised else 0
     assert work and work.decoded_bytes == 60 + norm + 3 * (5 + reported)
-    assert work.flops == pytest.approx(100 * (6 * (5 + reported) + 2 * norm) / (2 * (2 + reported) + 2 * (norm > 0)))
+    assert flops(work) == pytest.approx(100 * (6 * (5 + reported) + 2 * norm) / (2 * (2 + reported) + 2 * (norm > 0)))
 
 
 def projected(price: float | None = None) -> plan.StageTime | None:
@@ -118,10 +121,8 @@ def test_hours_fall_with_the_card_s_rate(monkeypatch):
     monkeypatch.setitem(cards.CARDS, "4090", card._replace(rates=rates._replace(flops=rates.flops / 4)))
     slower = projected()
     assert once and slower
-    assert slower.limit_hours == pytest.approx(4 * once.limit_hours)
     assert slower.projected_hours == pytest.approx(4 * once.projected_hours)
-    assert once.limit_hours == pytest.approx(8320 / rates.flops / 3600)
-    assert once.projected_hours == pytest.approx(once.limit_hours * projection.CALIBRATED.products)
+    assert once.projected_hours == pytest.approx(8320 / rates.flops / 3600 * projection.CALIBRATED.products)
     monkeypatch.setitem(cards.CARDS, "4090", card._replace(rates=None))
     assert projected(1.0) is None
 
@@ -130,10 +131,7 @@ CARD = cards.Rates(1000.0, 10.0, "")
 
 
 def test_decoding_is_limited_by_bandwidth():
-    work = projection.StageWork([], 200.0)
-    assert work.limit(CARD) == 20
-    seconds = 20 * projection.CALIBRATED.memory
-    assert work.projected(CARD) == (seconds, *(pytest.approx(factor * seconds) for factor in projection.SPREAD))
+    assert projection.StageWork([], 200.0).seconds(CARD) == 20 * projection.CALIBRATED.memory
 
 
 @pytest.mark.parametrize(
@@ -146,17 +144,17 @@ def test_steps_that_an_h200_measured_lie_in_the_interval(variant, operations):
     assert card
     for rows in json.loads(file.read_text())["measured"]["rows"].values():
         step = rows["variants"][variant]
-        found = projection.StageWork([], step["bytes_read"], operations).projected(card)
-        assert found.low < step["step_seconds"]["median"] < found.high
+        seconds, (low, high) = step["step_seconds"]["median"], projection.SPREAD
+        assert low < seconds / projection.StageWork([], step["bytes_read"], operations).seconds(card) < high
 
 
 @pytest.mark.parametrize(("host", "seconds"), [("library", 26.0), ("lean", 38.0)])
 def test_a_phase_takes_no_less_than_the_host_needs_to_launch_it(host, seconds):
     """Of two phases one waits for its million launches, which the other's products cannot hide."""
-    products, launches = projection.PhaseWork(5000.0, 0.0, 0.0), projection.PhaseWork(1.0, 0.0, 1e6, host)
-    work = projection.StageWork([products, launches], 0.0)
+    products, launches = projection.PhaseWork(5000.0, 0.0, 0.0), projection.PhaseWork(1.0, 0.0, 1e6)
+    work = projection.StageWork([products, launches], 0.0, trunk=host)
     expected = 5 * projection.CALIBRATED.products + seconds
-    assert work.projected(CARD).seconds == pytest.approx(expected, rel=1e-3)
+    assert work.seconds(CARD) == pytest.approx(expected, rel=1e-3)
 
 
 def test_cost_is_hours_times_the_price():
@@ -167,27 +165,39 @@ def test_cost_is_hours_times_the_price():
 
 
 def test_hours_and_cost_of_the_chain_are_added_up():
-    stage = planned_stage(time=plan.StageTime(0.5, 2.0, (1.5, 3.0), 4.0, None))
+    stage = planned_stage(time=plan.StageTime(2.0, (1.5, 3.0), 4.0, None))
     *_, total = tables.stage_rows(planned({"sft": stage, "rm": stage, "ppo": stage, "dpo": stage}))
-    assert total == ("sft, rm, ppo", "", "", "", "", "1.5", "6.0 (4.5-9.0)", "$12.00")
+    assert total == ("sft, rm, ppo", "", "", "", "", "6.0 (4.5-9.0)", "$12.00")
     *_, last = tables.stage_rows(planned({"sft": stage}))
     assert last[0] == "sft"
 
 
-HH = {"tokenizer.source": "words", "pretrain": None, "model.source": "random", "model.architecture.vocab_size": 800}
+HH: recipe.Changes = {
+    "tokenizer.source": "words",
+    "pretrain": None,
+    "model.source": "random",
+    "model.architecture.vocab_size": 800,
+    "model.architecture.max_position_embeddings": 4096,
+}
 
 
-def hh(**more) -> recipe.Recipe:
-    """Rows as long as HH-RLHF's."""
-    return recipe.load(
-        RECIPE, HH | {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "hh"}} | more
-    ).recipe
+def share(longest: int, longest_prompt: int, micro: int, grouped: bool) -> float:
+    """Of pairs in micro-batches of a batch of as many, whose rows are as long as HH-RLHF's."""
+    data: recipe.Changes = {"data.source": "lengths", "data.lengths": {"pairs": 9, "shape": "hh"}}
+    rows: recipe.Changes = {
+        "max_length": longest,
+        "max_prompt_length": longest_prompt,
+        "per_device_train_batch_size": micro,
+    }
+    rows |= {"gradient_accumulation_steps": 1, "group_by_length": grouped}
+    loaded = recipe.load(RECIPE, {**HH, **data, **{f"dpo.{key}": value for key, value in rows.items()}})
+    return padding.share_of_longest(loaded.recipe, "dpo", "train", None)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("longest", [128, 512, 2048])
 def test_padding_is_less_where_rows_are_grouped(batch, longest):
-    grouped, mixed = (padding.padded_share(hh(), longest, longest - 32, batch, way) for way in (batch, None))
+    grouped, mixed = (share(longest, longest - 32, batch, way) for way in (True, False))
     assert 0 < grouped <= mixed <= 1
     assert (grouped == mixed) == (batch == 1)
 
@@ -195,9 +205,9 @@ def test_padding_is_less_where_rows_are_grouped(batch, longest):
 def test_padding_by_hand(monkeypatch):
     """Rows of 3 + 4 + 1 = 8 and 3 + 8 + 1 = 12 tokens, in equal numbers; nothing is longer than 10."""
     monkeypatch.setattr(padding, "lengths_of_hh", lambda: [(5, 4, 2), (3, 1, 8)])
-    assert padding.padded_share(hh(), 10, 3, 1, None) == pytest.approx(0.9, abs=0.06)
-    assert padding.padded_share(hh(), 8, 3, 4, None) == 1.0
-    assert padding.padded_share(hh(), 10, 3, 64, None) == 1.0, "every batch has a long row"
+    assert share(10, 3, 1, grouped=False) == pytest.approx(0.9, abs=0.06)
+    assert share(8, 3, 4, grouped=False) == 1.0
+    assert share(10, 3, 64, grouped=False) == 1.0, "every batch has a long row"
 
 
 def test_a_short_run_of_real_lengths_takes_all_of_its_rows():

@@ -1,6 +1,7 @@
 """One rank of several, against counts by hand, real models and what whole bases are predicted to need."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
         "activations": 5_000_000_000,
     }
     undivided = PredictedPhase(sum(parts.values()), parts, 0, Work())
-    whole = undivided._replace(work=Work(flops=100), paged_bytes=9)
+    whole = replace(undivided, work=Work(flops=100), paged_bytes=9)
     predicted = PredictedStage(whole, dict.fromkeys(("load", "rollout", "update"), undivided))
     whole_stage, phases = ranks.divide(loaded.recipe, "ppo", predicted)
     assert phases["load"] == undivided
@@ -101,7 +102,7 @@ def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
         assert phases[phase].components["activations"] == parts["activations"]
         assert phases[phase].peak_bytes == pytest.approx(undivided.peak_bytes + more, abs=8)
     assert phases["update"].peak_bytes == sum(phases["update"].components.values())
-    assert whole_stage == phases["rollout"]._replace(work=whole.work, paged_bytes=9)
+    assert whole_stage == replace(phases["rollout"], work=whole.work, paged_bytes=9)
     replicated = load("8xh100-llama2-70b/v1", hardware__engine="ddp").recipe
     assert ranks.divide(replicated, "ppo", predicted) is predicted
 

@@ -2,16 +2,24 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file, save_file
 
 from peakmem import NotPredicted, cards, deepen, events, highest_at_depth, replay
-from rlhf.plan.phases import DEPTHS, ON_HOST, Event, Peak, RehearsedStage, Reserved
+from rlhf.models.adapters import new_adapter, save_adapter
+from rlhf.models.loading import load_base
+from rlhf.models.weights import SCORE_WEIGHT
+from rlhf.plan.phases import DEPTHS, ON_HOST, PHASES, Event, Peak, RehearsedStage, Reserved
+from rlhf.plan.rehearsal.paths import patches
 from rlhf.plan.rehearsal.short_runs import ShortRun, ShortRuns, StageFn
+from rlhf.plan.rehearsal.work import CountingStandIn
 from rlhf.process.cuda import EMPTIED_EVERY
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
+from rlhf.recipe.stages import REWARD_MODELS
+from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY
 
-if TYPE_CHECKING:
-    from rlhf.plan.rehearsal.work import CountingStandIn
+META = torch.device("meta")
 
 
 class Rehearsals(ShortRuns[Peak]):
@@ -27,24 +35,32 @@ class Rehearsals(ShortRuns[Peak]):
 
     def measure(self, recipe: Recipe, run_stage: StageFn) -> dict[str, Peak]:
         """Run a stage on the stand-in device and keep its events."""
-        from rlhf.plan.rehearsal.device import META
-
-        with self._device(recipe) as stand_in:
+        with stand_in_of(recipe) as stand_in:
             run_stage(META)
         self.events, self.components = stand_in.events(), stand_in.components()
         return stand_in.worked_peaks()
 
     def make_parents(self, changed: PinnedRecipe, stages: Sequence[StageName], folder: Path) -> None:
-        """Write adapters of the recipe's shape."""
-        from rlhf.plan.rehearsal.adapters import write_adapters  # imports torch
+        """Write a new adapter of the recipe's shape as the result of each stage. A reward model's has a head."""
+        run = ShortRun(folder, changed, stages[0])
+        with stand_in_of(changed.recipe):
+            model = new_adapter(load_base(run.base, META), changed.recipe.lora)
+            for stage in stages:
+                adapter = run.run_directory / stage / ADAPTER
+                save_adapter(model, run.base.model.revision, adapter)
+                if stage in REWARD_MODELS:
+                    file = adapter / ADAPTER_FILE
+                    head = torch.zeros(1, model.config.hidden_size)
+                    save_file(load_file(file) | {SCORE_WEIGHT: head}, file, {"format": "pt"})
+                (run.run_directory / stage / SUMMARY).write_text("{}")
 
-        with self._device(changed.recipe):
-            write_adapters(ShortRun(folder, changed, stages[0]), stages)
 
-    def _device(self, recipe: Recipe) -> "CountingStandIn":
-        from rlhf.plan.rehearsal.device import stand_in_of  # imports torch
-
-        return stand_in_of(recipe)
+def stand_in_of(recipe: Recipe) -> CountingStandIn:
+    """Return the device that is stood in for where this recipe, which has an architecture, is rehearsed."""
+    architecture, hardware = recipe.model.architecture, recipe.hardware
+    assert architecture and architecture.vocab_size
+    gpu = cards.gpu_of(hardware.name)
+    return CountingStandIn(hardware.device, PHASES, architecture.vocab_size, gpu, patches)
 
 
 class RehearsalsAtDepths:

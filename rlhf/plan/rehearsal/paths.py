@@ -4,8 +4,9 @@ peakmem has the patches of torch and of other libraries; here are those of this 
 """
 
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -17,8 +18,8 @@ from peakmem.patches.replacing import Replaced
 from rlhf.models import matmul, random_base
 from rlhf.models.lean import layouts, packed, trunk
 from rlhf.models.lean.growing import JoinedPrompts
+from rlhf.models.shared_base import SharedBase
 from rlhf.plan.phases import PHASES_OF_A_STEP, REHEARSED_STEPS
-from rlhf.plan.rehearsal import passes
 from rlhf.plan.rehearsal.work import CountingStandIn
 from rlhf.rollout import decoding, engine, library_decoding
 from rlhf.rollout.cache import CacheLayer
@@ -26,18 +27,19 @@ from rlhf.rollout.decoding import Decoding
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 from rlhf.terminal.progress import Bar
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Call = Callable[..., Any]
 
 
-def patches(stand_in: CountingStandIn) -> Iterator[passes.Patch]:
-    """Yield context managers that put right what would go another way on `meta`."""
+def patches(stand_in: CountingStandIn) -> Iterator[AbstractContextManager[object]]:
+    """Yield context managers that put right what would go another way on `meta`, or mark where something begins."""
     patch = mock.patch.object
-    yield from passes.patches(stand_in)
-    yield patch(checkpoint, "_recomputation_hook", _counted_hook(stand_in, checkpoint._recomputation_hook))
+    # Forward and backward passes have marks, between which peakmem/depth.py aligns events.
+    for owner, name in ((torch.autograd, "backward"), (SharedBase, "response_hidden"), (SharedBase, "scores_at")):
+        yield patch(owner, name, _marked(stand_in, getattr(owner, name), events.PASS, events.PASS))
+    yield patch(checkpoint, "_recomputation_hook", _recomputing(stand_in, checkpoint._recomputation_hook))
     # The backward pass of TRL's fused head makes the logits again.
     again = "trl.kernels.chunked_logprob:ChunkedLogProbFunction.backward"
-    yield Replaced(again, lambda backward: staticmethod(_recomputing(stand_in, backward)))
+    yield Replaced(again, lambda backward: staticmethod(stand_in.recomputing()(backward)))
     for setting in (
         decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
         library_decoding.WINDOW_BY_DEVICE,
@@ -53,17 +55,56 @@ def patches(stand_in: CountingStandIn) -> Iterator[passes.Patch]:
     if stand_in.stands_for == "cpu":  # there the shapes of steps differ
         yield patch(TrunkDecoding, "steps", lambda self: range(1, min(self.room, 3)))
     yield patch(engine, "response_lengths", _longest_responses(engine.response_lengths))
-    yield patch(CacheLayer, "lazy_initialization", _labelled_cache(stand_in))
-    yield patch(JoinedPrompts, "store", _labelled_joined(stand_in))
-    yield patch(TrunkDecoding, "__init__", _labelled_growth(stand_in))
+    yield patch(CacheLayer, "lazy_initialization", _cached(stand_in, CacheLayer.lazy_initialization, _both))
+    yield patch(JoinedPrompts, "store", _cached(stand_in, JoinedPrompts.store, lambda joined: joined.cached[-1:]))
+    yield patch(TrunkDecoding, "__init__", _cached(stand_in, TrunkDecoding.__init__, lambda made: made.layout.cached))
     yield patch(Bar, "update", _last_step_alone(stand_in))
-    yield patch(random_base, "skeleton", _untracked(stand_in, random_base.skeleton))  # on `meta`, but in earnest
+    yield patch(random_base, "skeleton", stand_in.paused()(random_base.skeleton))  # on `meta`, but in earnest
     if stand_in.stands_for == "cuda" and decoding.CAPTURES_BY_DEVICE["cuda"]:
         yield patch(Decoding, "advance", _captured(stand_in))
-        yield patch(Decoding, "deliver", _without_graph(stand_in))
+        yield patch(Decoding, "deliver", _marked(stand_in, Decoding.deliver, events.DROPPED))
 
 
-def _last_step_alone(stand_in: CountingStandIn) -> Callable[..., None]:
+def _marked(stand_in: CountingStandIn, run: Call, before: str, after: str | None = None) -> Call:
+    """Return a function with a mark before and, where one is given, after it."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        stand_in.mark(before)
+        result = run(*args, **options)
+        if after is not None:
+            stand_in.mark(after)
+        return result
+
+    return call
+
+
+def _recomputing(stand_in: CountingStandIn, hook: Call) -> Call:
+    """Return the block in which checkpointing runs a forward pass again, whose operations count as recomputed."""
+
+    @contextmanager
+    def block(*args: Any) -> Iterator[None]:
+        with stand_in.recomputing(), hook(*args):
+            yield
+
+    return block
+
+
+def _cached(stand_in: CountingStandIn, run: Call, made: Callable[[Any], Iterable[Tensor]]) -> Call:
+    """Return a method that labels the keys and values which it has `made`."""
+
+    def call(self: object, *args: Any) -> None:
+        run(self, *args)
+        for tensor in made(self):
+            stand_in.label(tensor, "kv_cache")
+
+    return call
+
+
+def _both(layer: CacheLayer) -> Iterable[Tensor]:
+    return layer.keys, layer.values
+
+
+def _last_step_alone(stand_in: CountingStandIn) -> Call:
     """Return what a loop calls after each step; of the work of steps it keeps that of the last one.
 
     The first step also does what a stage does once: it makes optimizer states, gradients and tables that stay.
@@ -77,17 +118,6 @@ def _last_step_alone(stand_in: CountingStandIn) -> Callable[..., None]:
     return update
 
 
-def _labelled_cache(stand_in: CountingStandIn) -> Callable[..., None]:
-    original = CacheLayer.lazy_initialization
-
-    def lazy_initialization(self: CacheLayer, keys: Tensor, values: Tensor) -> None:
-        original(self, keys, values)
-        stand_in.label(self.keys, "kv_cache")
-        stand_in.label(self.values, "kv_cache")
-
-    return lazy_initialization
-
-
 def _longest_responses(lengths: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
     def longest(tokens: Tensor, eos_id: int) -> Tensor:
         found = lengths(tokens, eos_id)
@@ -95,27 +125,6 @@ def _longest_responses(lengths: Callable[[Tensor, int], Tensor]) -> Callable[[Te
         return torch.full((len(tokens),), tokens.shape[1], device=tokens.device) if 0 in found.tolist() else found
 
     return longest
-
-
-def _labelled_joined(stand_in: CountingStandIn) -> Callable[..., None]:
-    original = JoinedPrompts.store
-
-    def store(self: JoinedPrompts, number: int, heads: Tensor, first: int) -> None:
-        original(self, number, heads, first)
-        stand_in.label(self.cached[-1], "kv_cache")
-
-    return store
-
-
-def _labelled_growth(stand_in: CountingStandIn) -> Callable[..., None]:
-    original = TrunkDecoding.__init__
-
-    def init(self: TrunkDecoding, *arguments: Any) -> None:
-        original(self, *arguments)
-        for cached in self.layout.cached:
-            stand_in.label(cached, "kv_cache")
-
-    return init
 
 
 def _captured(stand_in: CountingStandIn) -> Callable[..., None]:
@@ -133,47 +142,3 @@ def _captured(stand_in: CountingStandIn) -> Callable[..., None]:
             stand_in.mark(events.CAPTURED)
 
     return advance
-
-
-def _without_graph(stand_in: CountingStandIn) -> Callable[..., None]:
-    original = Decoding.deliver
-
-    def deliver(self: Decoding) -> None:
-        stand_in.mark(events.DROPPED)
-        original(self)
-
-    return deliver
-
-
-def _untracked(stand_in: CountingStandIn, function: Callable[P, R]) -> Callable[P, R]:
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with stand_in.paused():
-            return function(*args, **kwargs)
-
-    return call
-
-
-def _counted_hook(stand_in: CountingStandIn, hook: Any) -> Any:
-    """Return the block in which checkpointing runs a forward pass again, whose operations count as recomputed."""
-
-    class Hook(hook):  # type: ignore[misc]  # torch makes the class, so that nothing is known of it here
-        def __enter__(self) -> Any:
-            stand_in.recomputing += 1
-            return super().__enter__()
-
-        def __exit__(self, *problem: Any) -> Any:
-            stand_in.recomputing -= 1
-            return super().__exit__(*problem)
-
-    return Hook
-
-
-def _recomputing(stand_in: CountingStandIn, function: Callable[P, R]) -> Callable[P, R]:
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        stand_in.recomputing += 1
-        try:
-            return function(*args, **kwargs)
-        finally:
-            stand_in.recomputing -= 1
-
-    return call

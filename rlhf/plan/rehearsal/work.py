@@ -3,13 +3,13 @@
 Floating-point operations are those of products; bytes are what all others read and write.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverloadPacket
 from torch.utils.flop_counter import flop_registry
 
 from peakmem import StandIn, Tracker, known_numbers
@@ -18,10 +18,12 @@ from peakmem.patches import bitsandbytes
 from peakmem.tensors import Args, Count, Kwargs, Op, tensors_in
 from rlhf.plan.phases import Peak, Work
 
-Shape = Sequence[int]
 aten = torch.ops.aten
-ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "flash_attention_for_cpu")  # torch's kernels
-
+# A CPU's kernel and its backward pass, which torch does not count, as those that it does.
+COUNTED_AS = {
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+}
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # these launch no kernel
 PICKS = {"embedding", "index", "index_select", "gather"}
 Flops = Callable[[Args, Kwargs, object], int]  # floating-point operations from (args, kwargs, result)
@@ -47,7 +49,7 @@ class Counting(Tracker):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.recomputing = 0  # above 0 while a forward pass is computed again
+        self._recomputing = 0  # above 0 while a forward pass is computed again
         self._counts: dict[int, Counts] = {}  # by an operation's id: operations live for ever, and take long to hash
         self._work_here = Work()  # of the phase that runs
         self._work: dict[tuple[str, ...], Work] = {(): self._work_here}  # of each phase
@@ -58,7 +60,7 @@ class Counting(Tracker):
         super().has_run(func, args, kwargs, out, allocated)
         counts = self._counts.get(id(func)) or self._counts.setdefault(id(func), Counts.of(func))
         if counts.flops is not None:
-            self._add_flops(counts.flops(args, kwargs, out), self.recomputing > 0)
+            self._add_flops(counts.flops(args, kwargs, out), self._recomputing > 0)
         if allocated or (counts.writes and any(map(self._on_device, tensors_in(args)))):
             self._add_moves(counts, args, kwargs, out)
 
@@ -66,6 +68,15 @@ class Counting(Tracker):
         """Count a product that runs outside of torch."""
         super().count_product(flops)
         self._add_flops(flops, recomputed=False)
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Count what products compute in the block as computed again."""
+        self._recomputing += 1
+        try:
+            yield
+        finally:
+            self._recomputing -= 1
 
     def _add_flops(self, flops: int, recomputed: bool) -> None:
         self._work_here.flops += flops
@@ -127,15 +138,13 @@ def _flops_of(func: Op) -> Flops | None:
     """
     if (ours := FLOPS.get(func._schema.name)) is not None:
         return lambda args, kwargs, out: ours(args, kwargs)
-    plain = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
-    packet = func._overloadpacket if func._overloadpacket in flop_registry else plain
-    if packet in flop_registry:
-        count = flop_registry[packet]
-        of_shapes = getattr(count, "__wrapped__", None)  # without torch's walk that turns tensors into shapes
-        if of_shapes is None:
-            return lambda args, kwargs, out: count(*args, **kwargs, out_val=out)
-        return lambda args, kwargs, out: of_shapes(*map(_shape, args), **kwargs, out_shape=_shape(out))
-    return None
+    packet = func._overloadpacket
+    plain = getattr(aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    counted = packet if packet in flop_registry else COUNTED_AS.get(packet, plain)
+    if counted not in flop_registry:
+        return None
+    of_shapes = flop_registry[counted].__wrapped__  # without torch's walk that turns tensors into shapes
+    return lambda args, kwargs, out: of_shapes(*map(_shape, args), **kwargs, out_shape=_shape(out))
 
 
 def _shape(value: Any) -> Any:
@@ -145,7 +154,7 @@ def _shape(value: Any) -> Any:
     return type(value)(map(_shape, value)) if type(value) in (list, tuple) else value
 
 
-# -- operations of products that torch counts in no release, or not in every one ---------------------------------------
+# -- operations of products that torch does not count, or not without data ---------------------------------------------
 
 
 def _variable_lengths_flops(args: Args, kwargs: Kwargs) -> int:
@@ -169,36 +178,7 @@ def _scores(query: Tensor, bounds: Tensor, key_bounds: Tensor, longest: int) -> 
     return query[0].numel() * int((ends.long().diff() * key_ends.long().diff()).sum())
 
 
-def attention_flops(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Return the operations of attention from shapes (B, heads, T, D); keys and values may have fewer heads.
-
-    Causal attention counts as a whole, as in torch. Torch's own count refuses fewer heads up to 2.11.
-    """
-    rows, heads, length, width = query
-    return 2 * rows * heads * length * key[2] * (width + value[3])
-
-
-def attention_backward_flops(grad: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Return the operations of the backward pass of `attention_flops`, which computes the scores again."""
-    rows, heads, length, width = query
-    return 2 * rows * heads * length * key[2] * (3 * width + 2 * value[3])
-
-
-# By operation, from the shapes of its arguments.
-ATTENTION_FLOPS: dict[OpOverloadPacket[..., Any], Callable[..., int]] = {
-    **{getattr(aten, f"_scaled_dot_product_{kind}"): attention_flops for kind in ATTENTION_KERNELS},
-    **{getattr(aten, f"_scaled_dot_product_{kind}_backward"): attention_backward_flops for kind in ATTENTION_KERNELS},
-}
-
-
-def _of_tensors(count: Callable[..., int]) -> Count:
-    tensors = 3 if count is attention_flops else 4
-    return lambda args, kwargs: count(*(x.shape for x in args[:tensors]))
-
-
-# What torch's own table of operations does not know, or not in every release.
 FLOPS: dict[str, Count] = {
-    **{packet.default._schema.name: _of_tensors(count) for packet, count in ATTENTION_FLOPS.items()},
     **dict.fromkeys(VARIABLE_LENGTHS, _variable_lengths_flops),
     OF_VARIABLE_LENGTHS: _variable_lengths_backward_flops,
     bitsandbytes.PRODUCT: lambda args, kwargs: 2 * args[0].numel() * args[2][0],

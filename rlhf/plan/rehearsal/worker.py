@@ -1,50 +1,47 @@
-"""The process that rehearses: it answers questions, one JSON object a line, until there are no more.
+"""The process that rehearses: `python -m rlhf.plan.rehearsal.worker`.
 
-It is a process of its own, so that patches and stand-ins end with it: `python -m rlhf.plan.rehearsal.worker`. From
-each line of its input it reads a Question, and it writes {"result": a RehearsedStage} or {"error": MESSAGE}
-(rlhf/plan/phases.py).
+It is a process of its own, so that patches and stand-ins end with it. From its input it reads one pickled question
+after another: a recipe's folder and its overrides, the name of a stage, and whether the allocator has expandable
+segments. It writes a pickled RehearsedStage to each, or the reason why there is none.
 """
 
 import gc
-import json
 import os
+import pickle
 import sys
 import traceback
-from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.files import JsonObject
-from rlhf.plan.phases import QUESTION_TYPE, STAGE_ANSWER
+from rlhf.plan.phases import RehearsedStage
 from rlhf.plan.rehearsal.meta_runs import RehearsalsAtDepths
 from rlhf.plan.rehearsal.seams import with_seams
-from rlhf.process.libraries import import_bitsandbytes
+from rlhf.process.libraries import import_bitsandbytes, quiet_libraries
 
 
 def main() -> None:
-    """Answer questions, one JSON object a line, until there are no more."""
+    """Answer questions until there are no more."""
     gc.disable()  # collections take a tenth of the time; what is predicted is the same with them
-    os.environ.update(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-    out = os.fdopen(os.dup(1), "w")
+    out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints shall not stand between the answers
-    from rlhf.process.libraries import quiet_libraries
-
     with quiet_libraries():
         import_bitsandbytes()
     with quiet_libraries(), with_seams():
         rehearse = RehearsalsAtDepths()
-        for line in sys.stdin:
-            question = QUESTION_TYPE.validate_json(line)
-            answer: JsonObject
+        while True:
             try:
-                loaded = recipes.load(Path(question.recipe), question.overrides)
-                result = STAGE_ANSWER.dump_python(rehearse(loaded, question.name, question.expandable))
-                answer = {"result": result}
+                folder, overrides, stage, expandable = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            answer: RehearsedStage | str
+            try:
+                answer = rehearse(recipes.load(folder, overrides), stage, expandable)
             except Exception as error:
                 traceback.print_exc()
                 ours = isinstance(error, UserError)  # a sentence for people, complete by itself
-                answer = {"error": str(error) if ours else f"{type(error).__name__}: {error}"}
-            print(json.dumps(answer), file=out, flush=True)
+                answer = str(error) if ours else f"{type(error).__name__}: {error}"
+            pickle.dump(answer, out)
+            out.flush()
 
 
 if __name__ == "__main__":

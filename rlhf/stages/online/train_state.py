@@ -150,7 +150,7 @@ class TrainState:
     def micro_batches(self, rollout: Rollout, mini_rows: Tensor) -> Iterator[Tensor]:
         """Yield this rank's micro-batches of a minibatch, each as rows of the batch on the host.
 
-        The rehearsal of memory (rlhf/plan/rehearsal/passes.py) yields one of several equal ones.
+        The rehearsal of memory (rlhf/plan/rehearsal/seams.py) takes the first of them alone.
         """
         yield from rollout.sharded_by_length(self.options.per_device_train_batch_size, mini_rows)
 
