@@ -63,8 +63,6 @@ def run_parents(task: Task, parents: Sequence[StageRun]) -> None:
             continue
         any_ran = True
         _announce(number, len(parents) + 1, unfinished.stage)
-        if other := unfinished.parents.settings_elsewhere(unfinished.stage):
-            screen.OUT.print(f"{unfinished.stage}: {other}; it is run anew")
         _run_parent(task.of(unfinished.stage, if_needed=False), unfinished)
     if any_ran:
         _announce(len(parents) + 1, len(parents) + 1, task.stage)

@@ -10,9 +10,8 @@ from rlhf.recipe import published
 from rlhf.recipe.pinned import difference
 from rlhf.recipe.published import Verdict
 from rlhf.recipe.stages import EVALUATE, OF_REWARD_MODELS, REWARD_MODELS, STAGE_TABLE
-from rlhf.run.comparisons import Cost, costs
+from rlhf.run.comparisons import Cost, costs, totals
 from rlhf.run.evidence import HELDOUT_PROMPTS, gains_over_start, of_prompts
-from rlhf.run.finished import totals
 from rlhf.run.records import Comparison, Summary
 from rlhf.terminal import screen, wording
 from rlhf.terminal.tables import rows_table

@@ -19,7 +19,6 @@ from rlhf.run import reader
 from rlhf.run.evidence import IS_BETTER, NO_DIFFERENCE, NO_VERDICT, Word, verdict, way_to_know
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
 from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
-from rlhf.run.named import value
 from rlhf.run.outcomes import Answer, Details, SampleLine
 from rlhf.terminal import wording
 
@@ -145,7 +144,7 @@ def load(run_directory: Path, stage: PolicyLabel | None = None) -> PolicyEvaluat
         raise UserError(f"{folder / SAMPLES}: no samples there")
     rm_summary = read_summary(stage_folder(run_directory, RM))
     policy = run_directory / stage if stage == "base" else stage_folder(run_directory, stage)
-    of_policy = read_manifest(policy).settings.plain() if (policy / MANIFEST).is_file() else {}
+    of_policy = read_manifest(policy).settings if (policy / MANIFEST).is_file() else {}
     metrics = {key.removeprefix(f"{stage}/"): x for key, x in summary.metrics.items() if x is not None}
     return PolicyEvaluation(
         name=f"{run_directory}: {stage}",
@@ -153,7 +152,7 @@ def load(run_directory: Path, stage: PolicyLabel | None = None) -> PolicyEvaluat
         answers={manifest.seed: answers},
         reward_models={manifest.seed: reward_model_digest(rm_summary) if rm_summary else None},
         metrics={key: x for key, x in metrics.items() if "/" not in key or key.startswith("rm/")},
-        settings=manifest.settings.plain() | ({stage: of_policy[stage]} if stage in of_policy else {}),
+        settings=manifest.settings | ({stage: of_policy[stage]} if stage in of_policy else {}),
         details=reader.read(folder / "details.json", Details) or Details(),
     )
 
@@ -214,8 +213,7 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
     rows += [row for key in figures for row in _figure(a, b, key)]
     own = {a.policy, b.policy} - (a.settings.keys() & b.settings.keys())  # a section that the other side does not have
     of_a, of_b = ({key: value for key, value in side.settings.items() if key not in own} for side in (a, b))
-    differing = {key: (value(of_a, key), value(of_b, key)) for key in differences(of_a, of_b)}
-    return PolicyComparison(a.name, b.name, len(shared), len(a.prompts ^ b.prompts), differing, rows)
+    return PolicyComparison(a.name, b.name, len(shared), len(a.prompts ^ b.prompts), differences(of_a, of_b), rows)
 
 
 def _paired(

@@ -17,10 +17,10 @@ from rlhf.recipe.folders import no_section
 from rlhf.recipe.published import OPEN, Figure, Verdict, verdict_of
 from rlhf.recipe.stages import EVALUATE, STAGES, TRAINING_STAGES
 from rlhf.run import reader
+from rlhf.run.comparisons import totals
 from rlhf.run.evidence import gains_over_start
-from rlhf.run.finished import read_manifest, read_summary, totals
+from rlhf.run.finished import read_manifest, read_summary
 from rlhf.run.layout import SUMMARY
-from rlhf.run.named import value as value_of
 from rlhf.run.outcomes import Reproduction
 from rlhf.run.records import Summary
 from rlhf.terminal import say, wording
@@ -87,9 +87,9 @@ def check_same(folders: Iterable[Path]) -> None:
     conditions = [(folder, _conditions(folder)) for folder in done]
     for folder, others in conditions[1:]:
         first, its = conditions[0]
-        for key in differences(its, others):
+        for key, (one, other) in differences(its, others).items():
             raise UserError(
-                f"{folder}: {key} is {value_of(others, key)}, and {value_of(its, key)} in {first}; one table holds "
+                f"{folder}: {key} is {other}, and {one} in {first}; one table holds "
                 "stages of the same code, packages, python and device: restore that, or choose another --out"
             )
 

@@ -61,14 +61,14 @@ def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
     return relevant
 
 
-def changed_settings(made: object, recipe: Recipe, stage: StageName) -> list[str]:
-    """Return the dotted keys of the deciding settings in which a stage was made with other values than the recipe's.
+def changed_settings(made: object, recipe: Recipe, stage: StageName) -> dict[str, tuple[object, object]]:
+    """Return the deciding settings in which a stage was made with other values than the recipe's, as `differences`.
 
     `made` are such settings, of a manifest. The memory of the card, which reports read there, does not count, nor does
     a key of a section that had no such key yet when the stage was made.
     """
-    keys = differences(made, deciding_settings(recipe, stage))
-    return [key for key in keys if key != "hardware.memory_gb" and not _is_newer(made, key)]
+    changed = differences(made, deciding_settings(recipe, stage))
+    return {key: ends for key, ends in changed.items() if key != "hardware.memory_gb" and not _is_newer(made, key)}
 
 
 def _is_newer(made: object, key: str) -> bool:
@@ -95,8 +95,11 @@ def comparable(figure: Figure, recipe: Recipe, overrides: Collection[str]) -> bo
     return sections.isdisjoint(key.partition(".")[0] for key in overrides)
 
 
-def differences(a: object, b: object, prefix: str = "") -> list[str]:
-    """Return the dotted names of the keys in which two nested dictionaries differ."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return [d for key in sorted({*a, *b}) for d in differences(a.get(key), b.get(key), f"{prefix}{key}.")]
-    return [] if a == b else [prefix.rstrip(".")]
+def differences(a: object, b: object, prefix: str = "") -> dict[str, tuple[object, object]]:
+    """Return the dotted keys in which two nested dictionaries differ, with both values; None where a key is absent."""
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return {} if a == b else {prefix.rstrip("."): (a, b)}
+    found: dict[str, tuple[object, object]] = {}
+    for key in sorted({*a, *b}):
+        found |= differences(a.get(key), b.get(key), f"{prefix}{key}.")
+    return found

@@ -1,13 +1,14 @@
 """`report.html` of a run, and the templates that all pages are made from."""
 
+import shlex
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rlhf.files import write_output
+from rlhf.recipe.stages import EVALUATE, POLICIES
 from rlhf.report import charts, learned, tables
 from rlhf.report.records import TITLES, RunRecords, load
-from rlhf.run.finished import evaluate_again, not_evaluated
 from rlhf.terminal import counted, harmless
 
 REPORT = "report.html"  # in the run directory
@@ -49,12 +50,14 @@ def page(run: RunRecords, price: float | None = None) -> str:
 def _notes(run: RunRecords, price: float | None) -> list[str]:
     """Return what is not finished or not evaluated, the time and cost, and whether the recipe was changed."""
     unfinished = [TITLES[stage] for stage in run.manifests if stage not in run.summaries]
-    missing = [TITLES[stage] for stage in not_evaluated(run.directory)]
+    seen = run.manifests[EVALUATE].parents if EVALUATE in run.summaries else {}
+    missing = [TITLES[stage] for stage in POLICIES if seen and stage in run.summaries and stage not in seen]
+    again = f"`rlhf run {EVALUATE} {shlex.quote(str(run.directory))}`"
     seconds = sum(summary.wall_seconds for summary in run.summaries.values())
     cost = "" if price is None else f", {seconds / 3600 * price:.2f} USD for each card"
     notes = [
         f"Not finished: {', '.join(unfinished)}." if unfinished else "",
-        f"Not in the evaluation: {', '.join(missing)}; {evaluate_again(run.directory)} has them." if missing else "",
+        f"Not in the evaluation: {', '.join(missing)}; {again} has them." if missing else "",
         f"{counted(len(run.summaries), 'stage')} in {tables.duration(seconds)}{cost}.",
         "The recipe was changed." if any(m.overrides or m.released_sha256 for m in run.manifests.values()) else "",
     ]

@@ -10,7 +10,6 @@ from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.stages import EVALUATE, STAGES
 from rlhf.report.records import TITLES, RunRecords
 from rlhf.run import comparisons, reader
-from rlhf.run.finished import totals
 from rlhf.run.layout import FINDINGS
 from rlhf.run.records import DataRead, FindingLine, Manifest
 from rlhf.terminal import wording
@@ -46,7 +45,7 @@ def figures(run: RunRecords, price: float | None) -> Table | None:
         for stage, summary in run.summaries.items()
         for target in summary.targets
     ]
-    rows += [_figure("all", *total) for total in totals(run.summaries, price)]
+    rows += [_figure("all", *total) for total in comparisons.totals(run.summaries, price)]
     is_published = any(target.guide for summary in run.summaries.values() for target in summary.targets)
     heading = "published" if is_published else "target"
     return table(("stage", "figure", heading, "measured", "verdict"), rows)

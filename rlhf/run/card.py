@@ -4,10 +4,9 @@ A stage that finishes, or is found finished, writes the pages of the run anew, s
 of a later evaluation. The page belongs to no result: its bytes are not among a result's hashes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.files import replacing, sha256
@@ -15,24 +14,23 @@ from rlhf.recipe import StageName
 from rlhf.recipe.stages import EVALUATE, MERGE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, STAGES
 from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import read_manifest, read_summary, stage_folder
-from rlhf.run.layout import ADAPTER, CARD, MODEL, SUMMARY
+from rlhf.run.layout import CARD, RESULT_FOLDERS, SUMMARY
 from rlhf.run.records import Manifest, Summary
 from rlhf.terminal.wording import estimate
 
+TEMPLATE = Path(__file__).with_name("card.jinja")
 NOT_STATED = "not stated"  # the licence of a base whose file has none
 
 
 def write(run_directory: Path) -> None:
     """Write the page of each finished result in a run directory; what is damaged or cannot be written keeps its own."""
     for stage in STAGES:
-        with suppress(UserError, OSError):
-            summary = read_summary(run_directory / stage)
-            folders = [path for name in (ADAPTER, MODEL) if (path := run_directory / stage / name).is_dir()]
-            if summary is not None and folders and f"{folders[0].name}/{CARD}" not in summary.result_sha256:
-                text, place = page(run_directory, stage).encode(), folders[0] / CARD
-                if not place.is_file() or place.read_bytes() != text:
-                    with replacing(place) as temporary:
-                        temporary.write_bytes(text)
+        for folder in (run_directory / stage / name for name in RESULT_FOLDERS):
+            with suppress(UserError, OSError):
+                summary = read_summary(run_directory / stage)
+                if folder.is_dir() and summary and f"{folder.name}/{CARD}" not in summary.result_sha256:
+                    with replacing(folder / CARD) as temporary:
+                        temporary.write_text(page(run_directory, stage), encoding="utf-8")
 
 
 def page(run_directory: Path, stage: StageName) -> str:
@@ -40,66 +38,35 @@ def page(run_directory: Path, stage: StageName) -> str:
     from huggingface_hub import ModelCard, ModelCardData  # half a second
 
     own = read_manifest(run_directory / stage)
-    trained = own.settings.merge.stage if stage == MERGE and own.settings.merge else stage
+    trained: StageName = own.settings["merge"]["stage"] if stage == MERGE else stage
     manifest = read_manifest(stage_folder(run_directory, trained))
-    base, is_reward = _on_hub(manifest, "model"), trained in REWARD_MODELS
+    model, data = manifest.settings.get("model", {}), manifest.settings.get("data", {})
+    is_reward = trained in REWARD_MODELS
     whole = stage == MERGE or trained == PRETRAIN  # a model, and no adapter
     licence = str((manifest.base or {}).get("licence", NOT_STATED))
-    data = ModelCardData(
-        base_model=base,
-        datasets=_on_hub(manifest, "data"),
+    card = ModelCardData(
+        base_model=model.get("name") if model.get("source") == "hub" else None,
+        datasets=data.get("name") if data.get("source") == "hub" else None,
         license=None if licence == NOT_STATED else licence,
         library_name="transformers" if whole else "peft",
         pipeline_tag="text-classification" if is_reward else "text-generation",
         tags=["rlhf", trained],
     )
-    results = "\n".join(f"- {line}" for line in _results(run_directory, trained)) or "No result was measured."
-    escaped = [(name, value.replace("|", r"\|")) for name, value in _facts(manifest)]
-    facts = "\n".join(f"| {name} | {value} |" for name, value in escaped)
-    head = f"AutoModelFor{'SequenceClassification' if is_reward else 'CausalLM'}.from_pretrained"
-    revision = _setting(manifest, "model", "revision")
-    options = [f'"{"FOLDER" if whole else base or "BASE"}"', *(["num_labels=1"] if is_reward else [])]
-    options += [f'revision="{revision}"'] if revision and not whole else []
-    adapter = "" if whole else '\nmodel = PeftModel.from_pretrained(model, "FOLDER")'
-    kind = "A model" if whole else "A LoRA adapter"
-    start = base or f"`model.source: {_setting(manifest, 'model', 'source')}`"
-    text = f"""---
-{data.to_yaml()}
----
-# {manifest.recipe} {manifest.version}: {STAGE_TABLE[trained].title}
-
-{kind} of the stage {trained}. Base: {start}.
-
-## Results
-
-{results}
-
-## How it was made
-
-| | |
-| --- | --- |
-{facts}
-
-## Loading
-
-```python
-model = {head}({", ".join(options)}){adapter}
-```
-
-`FOLDER` is where this page lies.
-"""
-    return str(ModelCard(text))
-
-
-def _setting(manifest: Manifest, section: str, key: str) -> Any:
-    """Return a value of the recipe that was run; None if it has none."""
-    content = manifest.settings.plain().get(section)
-    return content.get(key) if isinstance(content, Mapping) else None
-
-
-def _on_hub(manifest: Manifest, section: str) -> str | None:
-    """Return the name that a recipe's model or data have on the hub; None if they are from elsewhere."""
-    return _setting(manifest, section, "name") if _setting(manifest, section, "source") == "hub" else None
+    revision = f', revision="{model["revision"]}"' if model.get("revision") and not whole else ""
+    text = ModelCard.from_template(
+        card,
+        template_path=str(TEMPLATE),
+        recipe=f"{manifest.recipe} {manifest.version}",
+        title=STAGE_TABLE[trained].title,
+        stage=trained,
+        whole=whole,
+        source=model.get("source"),
+        results=[*_results(run_directory, trained)],
+        facts=[*_facts(manifest)],
+        auto=f"AutoModelFor{'SequenceClassification' if is_reward else 'CausalLM'}",
+        options=", num_labels=1" * is_reward + revision,
+    )
+    return f"{text}\n"
 
 
 def _results(run_directory: Path, trained: StageName) -> Iterator[str]:
@@ -129,7 +96,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "code", f"commit `{manifest.code.commit}`{dirty}" if manifest.code.commit else "no commit"
     for file in manifest.data.files if manifest.data else ():
         yield "data", f"{Path(file.name).name}, SHA-256 `{file.sha256}`"
-    if (revision := _setting(manifest, "model", "revision")) is not None:
+    if revision := manifest.settings.get("model", {}).get("revision"):
         yield "base", f"revision `{revision}`"
     if manifest.base:
         yield "base", f"GGUF file, SHA-256 `{manifest.base.get('sha256')}`"

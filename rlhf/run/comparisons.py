@@ -1,14 +1,13 @@
-"""The comparison of what a stage measured with the published figures of its recipe, for summary.json."""
+"""What stages measured, beside what was predicted of them and the published figures of their recipe."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rlhf.files import finite
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.chain import comparable
-from rlhf.recipe.published import TIMES, Figure
+from rlhf.recipe.published import TIMES, Figure, Verdict, compare_total
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER, METRICS, MODEL
 from rlhf.terminal.wording import GB
@@ -27,12 +26,6 @@ def figures(loaded: PinnedRecipe, stage: StageName | Literal["all"], device: str
         and comparable(figure, loaded.recipe, loaded.overrides)
         and not (figure.guide and figure.metric in TIMES and other_card)
     ]
-
-
-def comparison(figure: Figure, values: Mapping[str, float]) -> records.Comparison:
-    """Return the comparison of a figure with the measured value; NaN and infinity are not measured."""
-    value = values.get(figure.metric) if figure.metric else None
-    return records.Comparison.model_validate(records.compared(figure, None if value is None else finite(value)))
 
 
 def comparable_values(
@@ -59,6 +52,18 @@ def comparable_values(
                 values.setdefault(f"first.{key}", value)
                 values[f"last.{key}"] = value
     return values
+
+
+def totals(
+    summaries: Mapping[str, records.Summary], price: float | None = None
+) -> list[tuple[Figure, float | None, Verdict]]:
+    """Compare the figures of all stages together with one run's finished stages, which `summaries` has by name.
+
+    `price` is in dollars per hour of one card.
+    """
+    figures = next((summary.all_stages for summary in reversed([*summaries.values()]) if summary.all_stages), [])
+    spent = {stage: summary.spent for stage, summary in summaries.items()}
+    return [(figure, *compare_total(figure, spent, price)) for figure in figures]
 
 
 class Cost(NamedTuple):

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
@@ -26,21 +27,14 @@ from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.schema_model import BaseSpec
 from rlhf.recipe.stages import PRETRAIN, PolicyName
 from rlhf.run import reader, records
-from rlhf.run.checkpoints import Checkpoints, checkpoint_step
-from rlhf.run.comparisons import comparable_values, comparison, figures
-from rlhf.run.finished import (
-    REMADE,
-    check_result,
-    data_file,
-    read_summary,
-    result_files,
-    result_hash,
-)
+from rlhf.run.checkpoints import Checkpoints
+from rlhf.run.comparisons import comparable_values, figures
+from rlhf.run.finished import REMADE, check_result, read_summary, result_files, result_hash
 from rlhf.run.layout import FINDINGS, JUDGED_FILE, MANIFEST, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
-from rlhf.run.lock import locked, make_folder
+from rlhf.run.lock import locked
 from rlhf.run.logs import LOGS, Logs
 from rlhf.run.packages import package_versions
-from rlhf.run.parents import Parents
+from rlhf.run.parents import ANOTHER_PLACE, Parents
 from rlhf.run.provenance import code_version
 from rlhf.run.records import SCHEMA
 from rlhf.terminal import say
@@ -82,7 +76,7 @@ class StageRun:
         self.total_steps = 0  # of training, once the stage knows them
         self.logs = Logs(self.path, is_main)
         self.checkpoints = Checkpoints(self.path / "checkpoints", is_main)
-        self._manifest: dict[str, object] = {}
+        self._manifest: dict[str, Any] = {}
         self._started = time.monotonic()
         self._spent = 0.0  # seconds up to the checkpoint that this run resumes from
 
@@ -111,22 +105,22 @@ class StageRun:
         if changed and self.stage not in REMADE:
             for name in hashes:
                 read_summary(self.parents.folder(name))  # one that is damaged is named itself
-            raise UserError(f"{self.path} was made from another {', '.join(changed)}; {self.parents.another_place()}")
+            raise UserError(f"{self.path} was made from another {', '.join(changed)}; {ANOTHER_PLACE}")
         return None if changed or manifest.parents.keys() != hashes.keys() else summary
 
     def check_nothing_lost(self) -> None:
         """Raise UserError where an unfinished run has a checkpoint: only an option may continue it or set it aside."""
-        if self.checkpoints.steps() and self._checkpoint_to_resume() is not None:
+        checkpoint = self._checkpoint_to_resume() if self.checkpoints.steps() else None
+        if checkpoint is not None:
             raise UserError(
-                f"{self.path} has a checkpoint of step {checkpoint_step(self.checkpoints.latest() or self.path)}: "
-                "--resume continues from it, --restart sets it aside and begins anew"
+                f"{self.path} has a checkpoint of step {checkpoint.step}: --resume continues from it, --restart sets "
+                "it aside and begins anew"
             )
 
     def start(self, resume: bool, argv: list[str], device: Mapping[str, object]) -> None:
         """Prepare the directory. An unfinished run in it is continued (`resume`) or set aside."""
         if not self.is_main:
             return
-        make_folder(self.run_directory)
         checkpoint = self._checkpoint_to_resume() if resume else None
         if checkpoint is None and os.path.lexists(self.path):
             if self.stage in REMADE and (self.path / SUMMARY).exists():
@@ -140,6 +134,7 @@ class StageRun:
             "version": self.loaded.version,
             "recipe_sha256": self.loaded.sha256,
             "released_sha256": self.loaded.released_sha256,
+            "recipe_folder": str(self.loaded.directory),
             "overrides": self.loaded.overrides,
             "stage": self.stage,
             "seed": self.loaded.recipe.seed,
@@ -156,9 +151,11 @@ class StageRun:
             "started": self._manifest.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
         }
-        self._write_manifest()
+        write_json(self.path / MANIFEST, self._manifest)
         if checkpoint is not None:
-            self._rewind(checkpoint)
+            self.checkpoints.drop_after(checkpoint.step)  # a later one is damaged, or it would have been chosen
+            with reader.advising("repair it, or begin anew with --restart"):
+                self.logs.rewind(checkpoint.step, checkpoint.log_lines)
 
     def describe(self, **facts: JsonObject | list[str]) -> None:
         """Add facts to manifest.json.
@@ -166,14 +163,9 @@ class StageRun:
         `data`: which data was read; `cuts`: how many rows or prompts were cut to the recipe's lengths; `base`: what the
         folder of the base was converted from; `taken_out`: the variables that were set and decided nothing.
         """
-        if not self._manifest:  # of a stage that a command only reads
-            return
-        self._manifest |= facts
-        self._write_manifest()
-
-    def _write_manifest(self) -> None:
-        if self.is_main:
-            write_json(self.path / MANIFEST, records.Manifest.model_validate(self._manifest).plain())
+        if self._manifest and self.is_main:  # it is empty in a stage that a command only reads
+            self._manifest |= facts
+            write_json(self.path / MANIFEST, self._manifest)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -227,34 +219,43 @@ class StageRun:
         """
         if not self.is_main:
             return None
-        seconds, manifest = self._wall(), records.Manifest.model_validate(self._manifest)
+        seconds, device, data = self._wall(), self._manifest["device"], self._manifest.get("data")
         values = comparable_values(self.path, metrics, costs, seconds)
-        summary = records.Summary(
-            recipe=self.loaded.name,
-            version=self.loaded.version,
-            recipe_sha256=self.loaded.sha256,
-            released_sha256=self.loaded.released_sha256,
-            modified=self.loaded.modified,
-            stage=self.stage,
-            status="done",
-            seed=self.loaded.recipe.seed,
-            device=manifest.device.name,
-            processes=manifest.device.processes,
-            wall_seconds=seconds,
-            predicted_peak_vram_bytes=predicted_peak,
-            projected_hours=projected_hours,
+        found = reader.read_lines(self.path / FINDINGS, records.FindingLine)
+        summary = {
+            "schema": SCHEMA,
+            "recipe": self.loaded.name,
+            "version": self.loaded.version,
+            "recipe_sha256": self.loaded.sha256,
+            "released_sha256": self.loaded.released_sha256,
+            "modified": self.loaded.modified,
+            "stage": self.stage,
+            "status": "done",
+            "seed": self.loaded.recipe.seed,
+            "device": device["name"],
+            "processes": device.get("processes", 1),
+            "wall_seconds": seconds,
+            "predicted_peak_vram_bytes": predicted_peak,
+            "projected_hours": projected_hours,
             **costs,
-            data_sha256=manifest.data.sha256 if manifest.data else None,
-            result_sha256={str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
-            metrics={name: finite(value) for name, value in metrics.items()},
-            findings=self._findings(),
-            targets=[comparison(figure, values) for figure in figures(self.loaded, self.stage, manifest.device.name)],
-            all_stages=figures(self.loaded, "all", manifest.device.name),
-        )
-        for folder in (found for pattern in RESULT_FOLDERS for found in self.path.glob(pattern)):
-            sync_tree(folder)
+            "data_sha256": data["sha256"] if data else None,
+            "result_sha256": {str(f.relative_to(self.path)): result_hash(f) for f in result_files(self.path)},
+            "metrics": {name: finite(value) for name, value in metrics.items()},
+            "findings": [*dict.fromkeys(line.check for line in found)],
+            "targets": [
+                records.compared(figure, values.get(figure.metric or ""))
+                for figure in figures(self.loaded, self.stage, device["name"])
+            ],
+            "all_stages": [
+                figure.model_dump(mode="json", exclude_defaults=True)
+                for figure in figures(self.loaded, "all", device["name"])
+            ],
+        }
+        for folder in RESULT_FOLDERS:
+            if (self.path / folder).exists():
+                sync_tree(self.path / folder)
         self.logs.sync()
-        write_json(self.path / SUMMARY, summary.content())
+        write_json(self.path / SUMMARY, summary)
         if self.path == self._beside:
             self._work_in(self._place)
             self.set_aside()
@@ -264,7 +265,7 @@ class StageRun:
 
     def set_aside(self) -> None:
         """Rename the directory; delete it instead if it holds no work. Findings are kept, for a message names them."""
-        if _holds_no_work(self.path, LOGS.keys() - {FINDINGS}):
+        if _holds_no_work(self.path, {*LOGS} - {FINDINGS}):
             shutil.rmtree(self.path)
             return
         aside = free_name(self.path.with_name(f"{self.stage}.before"))
@@ -285,11 +286,6 @@ class StageRun:
                 if file.name != JUDGED_FILE:
                     remove(file)
 
-    def _findings(self) -> list[str]:
-        """Return the names of the checks that found something."""
-        lines = reader.read_lines(self.path / FINDINGS, records.FindingLine)
-        return [*dict.fromkeys(line.check for line in lines)]
-
     def _wall(self) -> float:
         """Return the seconds that the stage has taken, those before it was resumed included."""
         return round(self._spent + time.monotonic() - self._started, 3)
@@ -297,9 +293,16 @@ class StageRun:
     def _checkpoint_to_resume(self) -> records.Checkpoint | None:
         """Return the record of the checkpoint that this run continues from, and take over its manifest and times.
 
-        None if there is nothing to continue. Raises UserError if its settings or parents were others.
+        None if there is nothing to continue. Without a whole manifest the stage stopped before its first step, or the
+        file was lost later, and nothing shows that the checkpoints belong to this stage. Raises UserError if its
+        settings or parents were others.
         """
-        if self._unfinished() is None:
+        if (self.path / SUMMARY).exists() or not (self.path / MANIFEST).exists():
+            return None
+        try:
+            reader.read(self.path / MANIFEST, records.Manifest)
+        except UserError as error:
+            say(f"{self.stage}: {error}; starting afresh")
             return None
         manifest = self.parents.check_same_settings(self.path, self.stage)
         begun, now = manifest.parents, self.parents.hashes()
@@ -316,29 +319,10 @@ class StageRun:
         self._spent = checkpoint.wall_seconds
         return checkpoint
 
-    def _rewind(self, checkpoint: records.Checkpoint) -> None:
-        """Drop later checkpoints and what the logs say about later steps."""
-        self.checkpoints.drop_after(checkpoint.step)  # a later one is damaged, or it would have been chosen
-        with reader.advising("repair it, or begin anew with --restart"):
-            self.logs.rewind(checkpoint.step, checkpoint.log_lines)
-
-    def _unfinished(self) -> records.Manifest | None:
-        """Return the manifest of an unfinished run in the directory, or None.
-
-        Without a whole manifest the stage stopped before its first step, or the file was lost later. Then nothing shows
-        that the checkpoints belong to this stage.
-        """
-        if (self.path / SUMMARY).exists():
-            return None
-        try:
-            return reader.read(self.path / MANIFEST, records.Manifest)
-        except UserError as error:
-            say(f"{self.stage}: {error}; starting afresh")
-            return None
-
     def _changed(self, name: str, digest: str) -> bool:
         """Return whether a local data file differs from the manifest's; a file that is gone counts as unchanged."""
-        path = data_file(self.run_directory, name)
+        inside = self.run_directory / name
+        path = inside if inside.exists() else Path(name)
         return path.exists() and sha256(path) != digest
 
 

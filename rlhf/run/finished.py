@@ -1,33 +1,21 @@
 """Finished stages: their records, and checks that their results are unchanged.
 
-A run directory may be moved or copied as a whole: no stage reads an absolute path from it. One path is there for tools
-of others, the base's path in an adapter's configuration; `follow_base` corrects it when a stage is next run.
+A run directory may be moved or copied as a whole: no stage reads an absolute path from it. One is there for tools of
+others, the base's path in an adapter's configuration.
 """
 
 import hashlib
 import json
 import os
 import shlex
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from rlhf.errors import UserError
-from rlhf.files import read_json, replacing, sha256
+from rlhf.files import read_json, sha256
 from rlhf.recipe import StageName
-from rlhf.recipe.published import Figure, Verdict, compare_total
-from rlhf.recipe.stages import EVALUATE, POLICIES, PRETRAIN, STAGE_TABLE, STAGES
+from rlhf.recipe.stages import EVALUATE, STAGE_TABLE, STAGES
 from rlhf.run import reader, records
-from rlhf.run.layout import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    CARD,
-    MANIFEST,
-    MODEL,
-    RESULT_FOLDERS,
-    SAMPLES,
-    SUMMARY,
-)
+from rlhf.run.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, MANIFEST, RESULT_FOLDERS, SAMPLES, SUMMARY
 
 # Run again when an input has changed; the earlier result is renamed, not deleted.
 REMADE = tuple(stage for stage, row in STAGE_TABLE.items() if row.remade)
@@ -91,35 +79,11 @@ def finished_evaluation(run_directory: Path) -> records.Summary:
 
     Raises UserError unless it is finished, with the command that makes it, and if it has changed since.
     """
-    if not (run_directory / EVALUATE / SUMMARY).is_file():
-        begun = any((run_directory / stage / MANIFEST).is_file() for stage in STAGES)
-        words = ["rlhf", "run", EVALUATE, *([str(run_directory)] if begun else []), "--with-parents"]
-        line = f"`{shlex.join(words)}`" + ("" if begun else " with the options of the run")
-        if (run_directory / EVALUATE / MANIFEST).is_file():
-            earlier = [folder.name for folder in run_directory.glob(f"{EVALUATE}.before-*")]
-            kept = f"; an earlier one is in {sorted(earlier)[-1]}" if earlier else ""
-            raise UserError(
-                f"{run_directory / EVALUATE}: the evaluation still runs, or was stopped: let it finish, or run {line} "
-                f"again{kept}"
-            )
-        raise UserError(f"{run_directory / EVALUATE}: no finished evaluation; first {line}")
+    folder = run_directory / EVALUATE
+    if not (folder / SUMMARY).is_file():
+        command = shlex.join(["rlhf", "run", EVALUATE, str(run_directory), "--with-parents"])
+        raise UserError(f"{folder}: no finished evaluation; `{command}` makes one")
     return verified(run_directory, EVALUATE)
-
-
-def not_evaluated(run_directory: Path, policies: Iterable[StageName] = POLICIES) -> list[StageName]:
-    """Return the finished ones of these policies that a run's finished evaluation has not seen; none without one.
-
-    Raises UserError for a damaged manifest.
-    """
-    if not (run_directory / EVALUATE / SUMMARY).is_file():
-        return []
-    seen = read_manifest(run_directory / EVALUATE).parents
-    return [name for name in policies if name not in seen and (run_directory / name / SUMMARY).is_file()]
-
-
-def evaluate_again(run_directory: Path) -> str:
-    """Return the command that evaluates a run, for a message."""
-    return f"`{shlex.join(['rlhf', 'run', EVALUATE, str(run_directory)])}`"
 
 
 def check_result(path: Path, summary: records.Summary, largest: int | None = None) -> None:
@@ -149,7 +113,7 @@ def result_files(path: Path) -> list[Path]:
 
 def _results(path: Path) -> list[Path]:
     """Return the files of a stage's adapter or model, without the page about it."""
-    files = [file for folder in RESULT_FOLDERS for file in path.glob(f"{folder}/*")]
+    files = [file for folder in RESULT_FOLDERS for file in (path / folder).glob("*")]
     return [file for file in files if file.is_file() and file.name != CARD]
 
 
@@ -167,48 +131,8 @@ def result_hash(file: Path) -> str:
     config = read_json(file) if file.name == ADAPTER_CONFIG else None
     if config is None:
         return sha256(file)
-    return hashlib.sha256(_json_text({**config, BASE: None}).encode()).hexdigest()
-
-
-def follow_base(run_directory: Path, stage: StageName) -> None:
-    """Write the base's path into the adapter of a run that was moved or copied.
-
-    peft's AutoPeftModelForCausalLM then finds the run's own base. Nothing changes if the run has no base of its own, if
-    an older version hashed the result with that path, or if the directory cannot be written.
-    """
-    folder, base = run_directory / stage, (stage_folder(run_directory, PRETRAIN) / MODEL).resolve()
-    for file in (file for file in _results(folder) if file.name == ADAPTER_CONFIG):
-        config = read_json(file)
-        if config is None or not base.is_dir() or os.path.realpath(str(config.get(BASE))) == str(base):
-            continue
-        summary = read_summary(folder)
-        if summary is None or summary.result_sha256.get(str(file.relative_to(folder))) != result_hash(file):
-            continue
-        with suppress(OSError), replacing(file) as temporary:  # a read-only copy stays: nothing of ours reads that path
-            temporary.write_text(_json_text({**config, BASE: str(base)}), encoding="utf-8")
-
-
-def totals(
-    summaries: Mapping[str, records.Summary], price: float | None = None
-) -> list[tuple[Figure, float | None, Verdict]]:
-    """Compare the figures of all stages together with one run's finished stages, which `summaries` has by name.
-
-    `price` is in dollars per hour of one card.
-    """
-    figures = next((summary.all_stages for summary in reversed([*summaries.values()]) if summary.all_stages), [])
-    spent = {stage: summary.spent for stage, summary in summaries.items()}
-    return [(figure, *compare_total(figure, spent, price)) for figure in figures]
-
-
-def data_file(run_directory: Path, name: str) -> Path:
-    """Return the place of a data file that a manifest names: in the run directory, or else as written."""
-    inside = run_directory / name
-    return inside if inside.exists() else Path(name)
-
-
-def _json_text(config: Mapping[str, object]) -> str:
-    """Return a configuration as the text of its file."""
-    return json.dumps(config, indent=2, sort_keys=True) + "\n"
+    text = json.dumps({**config, BASE: None}, indent=2, sort_keys=True) + "\n"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _way_out(path: Path, stage: str) -> str:

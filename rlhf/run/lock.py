@@ -21,7 +21,7 @@ def locked(path: Path) -> Iterator[None]:
     new_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     lock = FileLock(file, timeout=0)
     try:
-        make_folder(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
         file.write_text(str(os.getpid()))
     except Timeout:
@@ -40,11 +40,3 @@ def locked(path: Path) -> Iterator[None]:
                 for folder in new_folders:
                     folder.rmdir()
         lock.release()
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder with its parents. Raises UserError if nothing can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot write there ({error.strerror}); choose another --out") from None

@@ -7,12 +7,7 @@ from rlhf.files import append, finite, json_lines, replacing, sync
 from rlhf.run import reader, records
 from rlhf.run.layout import FINDINGS, METRICS, SAMPLES, TELEMETRY
 
-LOGS: dict[str, type[records.LogLine]] = {
-    METRICS: records.MetricsLine,
-    TELEMETRY: records.TelemetryLine,
-    SAMPLES: records.LogLine,
-    FINDINGS: records.FindingLine,
-}
+LOGS = (METRICS, TELEMETRY, SAMPLES, FINDINGS)
 
 
 class Logs:
@@ -50,19 +45,17 @@ class Logs:
         return {name: file.read_bytes().count(b"\n") for name in LOGS if (file := self.folder / name).exists()}
 
     def rewind(self, step: int, line_counts: Mapping[str, int] | None) -> None:
-        """Drop the lines after `step`, and those beyond `line_counts`: a step may log after its checkpoint."""
-        for name, kind in LOGS.items():
-            if (file := self.folder / name).exists():
-                _keep_lines_until(file, kind, step, None if line_counts is None else line_counts.get(name, 0))
+        """Drop the lines after `step`, and those beyond `line_counts`: a step may log after its checkpoint.
+
+        The resumed run writes them again.
+        """
+        for file in (self.folder / name for name in self.line_counts()):
+            lines = reader.read_lines(file, records.LogLine)
+            kept = lines if line_counts is None else lines[: line_counts.get(file.name, 0)]
+            with replacing(file) as temporary:
+                temporary.write_text(json_lines(line.plain() for line in kept if line.step <= step), encoding="utf-8")
+                sync(temporary)
 
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, object]]) -> None:
         if self.writes:
             append(self.folder / name, [{"step": step, **row} for row in rows])
-
-
-def _keep_lines_until(file: Path, kind: type[records.LogLine], step: int, lines: int | None) -> None:
-    """Drop the lines after `step`, and all but the first `lines` if given; the resumed run writes them again."""
-    rows = reader.read_lines(file, kind)[:lines]
-    with replacing(file) as temporary:
-        temporary.write_text(json_lines(row.plain() for row in rows if row.step <= step), encoding="utf-8")
-        sync(temporary)

@@ -1,10 +1,8 @@
 """A run directory that a command is given, and the recipe that its manifests name."""
 
 import os
-from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.recipe import Changes, PinnedRecipe, StageName, as_yaml, load
@@ -34,17 +32,6 @@ class NamedRun(NamedTuple):
         return root.relative_to(here) if root.is_relative_to(here) else root
 
 
-class RunSettings(NamedTuple):
-    """What a run was started with: its recipe's name and version and that file's hash, its seed, changed keys."""
-
-    recipe: str
-    version: str
-    recipe_sha256: str
-    argv: list[str]  # of its newest stage
-    seed: int
-    overrides: Changes
-
-
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run directory, or that of a stage."""
     return (path / MANIFEST).is_file() or bool(_stages_in(path))
@@ -63,8 +50,6 @@ def named_run(path: Path) -> NamedRun:
         raise OptionError(no_such("folder", path, EXPECTED))
     absolute = Path(os.path.abspath(path))
     if (path / MANIFEST).is_file():
-        if absolute.name not in STAGES:
-            raise OptionError(f"{path}: a stage's manifest.json in a folder that is named after no stage; {EXPECTED}")
         directory = path.parent if len(path.parts) > 1 else absolute.parent
         return NamedRun(directory, stage_name(absolute.name))
     if not _stages_in(path):
@@ -74,35 +59,22 @@ def named_run(path: Path) -> NamedRun:
     return NamedRun(path, None)
 
 
-def settings_of(run: NamedRun) -> RunSettings:
-    """Return the settings of a run's named stage, or those of all its stages together.
+def settings_of(run: NamedRun) -> Manifest:
+    """Return the manifest of a run's named stage, or of the one started last, with the changes of all its stages.
 
-    A key that decides nothing in a stage is taken from the stage that was started last. Raises UserError for a damaged
-    manifest, for a directory that was renamed, and where stages were made with other values of a key.
+    Of a key that was changed several times the last value counts; a stage that was made with another one refuses it
+    when it is read. Raises UserError for a damaged manifest, and for a directory that was renamed.
     """
-    ordered = sorted(_manifests(run).items(), key=lambda item: item[1].started or "")
-    newest = ordered[-1][1]
-    folders = Path(os.path.abspath(run.directory)).parts[-2:]
-    if folders != (newest.recipe, newest.version):
+    stages = [run.stage] if run.stage else _stages_in(run.directory)
+    manifests = sorted((read_manifest(run.directory / stage) for stage in stages), key=lambda made: made.started or "")
+    newest = manifests[-1]
+    if Path(os.path.abspath(run.directory)).parts[-2:] != (newest.recipe, newest.version):
         raise UserError(
             f"{run.directory}: it was made as {newest.recipe}/{newest.version}, and these names find it; move it to "
             f"{run.out / newest.recipe / newest.version}"
         )
-    made: dict[str, tuple[StageName, object]] = {}
-    overrides: dict[str, object] = {}
-    for stage, manifest in ordered:
-        overrides |= manifest.overrides
-        for key, value in {"seed": manifest.seed, **_deciding(manifest)}.items():
-            first, other = made.setdefault(key, (stage, value))
-            if other != value:
-                raise UserError(
-                    f"{run.directory}: {first} was made with {key}={as_yaml(other)} and {stage} with "
-                    f"{key}={as_yaml(value)}; name the folder of one, such as {run.directory / stage}"
-                )
-    overrides |= {key: value for key, (_, value) in made.items() if key != "seed"}
-    return RunSettings(
-        newest.recipe, newest.version, newest.recipe_sha256, newest.argv, newest.seed, cast(Changes, overrides)
-    )
+    changes = {key: value for made in manifests for key, value in made.overrides.items()}
+    return newest.model_copy(update={"overrides": changes})
 
 
 def recipe_of(
@@ -110,9 +82,9 @@ def recipe_of(
 ) -> PinnedRecipe:
     """Return the recipe of a run with its changes, the `further` ones and its seed.
 
-    It is the recipe in `directory`, or that of its name in `root` or in the folders that the run's command names: the
-    first one with the hash that the run has; if none has it, the first, and the stages say what differs. `merging`: for
-    a merge, or what uses it: the policy whose folder was named is the one that is merged.
+    It is the recipe in `directory`, or that of its name in `root` or in the folder that the manifest names: the first
+    one with the hash that the run has; if none has it, the first, and the stages say what differs. `merging`: for a
+    merge, or what uses it: the policy whose folder was named is the one that is merged.
 
     Raises OptionError for a change that contradicts the run and without the recipe, and what `settings_of` raises.
     """
@@ -129,49 +101,20 @@ def recipe_of(
     return loaded.with_changes({_MERGED: run.stage})
 
 
-def _recipe_folder(run: NamedRun, made: RunSettings, root: Path, typed: Path | None) -> Path:
+def _recipe_folder(run: NamedRun, made: Manifest, root: Path, typed: Path | None) -> Path:
     """Return the folder of a run's recipe. Raises OptionError without any."""
     names = made.recipe, made.version
     if typed:
         if Path(os.path.abspath(typed)).parts[-2:] != names:
             raise OptionError(f"--recipe {typed}: {run} was made with {'/'.join(names)}; leave --recipe out")
         return typed
-    of_command = [
-        Path(word) if option == "--recipe" else Path(word, *names)
-        for option, word in pairwise(made.argv)
-        if option in ("--recipe", "--recipe-root")
-    ]
-    folders = [folder for folder in (root.joinpath(*names), *of_command) if (folder / "recipe.yaml").is_file()]
+    named = [root.joinpath(*names), *([Path(made.recipe_folder)] if made.recipe_folder else [])]
+    folders = [folder for folder in named if (folder / "recipe.yaml").is_file()]
     if not folders:
         where = "--recipe-root names the folder that it is in"
         raise OptionError(f"{run}: its recipe {'/'.join(names)} is not in {root}; {where}")
     return next((folder for folder in folders if load(folder).sha256 == made.recipe_sha256), folders[0])
 
 
-def _manifests(run: NamedRun) -> dict[StageName, Manifest]:
-    """Return the manifests of a run's named stage, or of all its stages. Raises UserError for a damaged one."""
-    stages = [run.stage] if run.stage else _stages_in(run.directory)
-    return {stage: read_manifest(run.directory / stage) for stage in stages}
-
-
 def _stages_in(directory: Path) -> list[StageName]:
     return [stage for stage in STAGES if (directory / stage / MANIFEST).is_file()]
-
-
-def _deciding(manifest: Manifest) -> Mapping[str, object]:
-    """Return those changed keys of a stage that decide what it produces: its manifest's settings have them."""
-    settings = manifest.settings.plain()
-
-    def decides(key: str, changed: object) -> bool:
-        section = key.partition(".")[0]
-        return section in settings and (changed is None or value(settings, key) is not None)
-
-    return {key: changed for key, changed in manifest.overrides.items() if decides(key, changed)}
-
-
-def value(settings: Mapping[str, Any], dotted: str) -> Any:
-    """Return the value of a dotted key of nested settings; None where a section on the way is absent."""
-    inner: Any = settings
-    for name in dotted.split("."):
-        inner = inner.get(name) if isinstance(inner, Mapping) else None
-    return inner

@@ -1,9 +1,9 @@
 """Typed records of what evaluations, checks of data and reproductions have written."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlhf.run.records import Amount, Code, Count, DataFile, Device, Number, Record, Summary
 
@@ -95,15 +95,6 @@ class Details(Record):
     heldout_pairs: list[HeldoutPair] = Field(default_factory=list)
 
 
-class Packages(Record):
-    """The packages that a record of seeds names."""
-
-    torch: str
-    transformers: str
-    trl: str
-    peft: str
-
-
 class Reproduction(Record):
     """The record that `rlhf reproduce` writes: the summaries of a chain by seed and stage."""
 
@@ -113,16 +104,7 @@ class Reproduction(Record):
     released_sha256: str | None = None  # of the released file, if the recipe's was edited since
     code: Code
     device: Device
-    packages: Packages
+    packages: dict[str, str]
     price_per_hour: Amount | None = None
     rows: list[DataFile] = Field(default=[])  # files that `--data` named, without their folders
     seeds: Annotated[dict[str, dict[str, Summary]], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _check_stages(self) -> Self:
-        chains = [
-            [(stage, len(s.targets), len(s.all_stages)) for stage, s in run.items()] for run in self.seeds.values()
-        ]
-        if not chains[0] or any(chain != chains[0] for chain in chains):
-            raise ValueError("every seed needs the same stages with the same targets")
-        return self

@@ -1,12 +1,9 @@
 """The stages that a run builds on: where each of them is, and whether it was made with the run's settings."""
 
 import os
-import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
@@ -16,14 +13,13 @@ from rlhf.recipe.chain import changed_settings
 from rlhf.recipe.folders import no_section
 from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyName
 from rlhf.run import identity, records
-from rlhf.run.finished import REMADE, read_manifest, stage_folder, verified
+from rlhf.run.finished import read_manifest, stage_folder, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
-from rlhf.run.named import named_run, settings_of, value
 from rlhf.terminal import say, shortened
 
 MOST = 3  # keys in a message
 LONGEST = 100  # characters of a value
-MOST_WORDS = 20  # of a command in a message
+ANOTHER_PLACE = "choose another --out (--reuse takes earlier stages from this one), or move that directory away"
 
 
 class ParentMissing(UserError):
@@ -62,11 +58,7 @@ class Parents:
 
         The recipe must have the stage, it must be finished, and its settings must agree with ours.
         """
-        if self.loaded.recipe.section(stage) is None:
-            raise UserError(no_section(stage, self.loaded))
-        path = self.folder(stage)
-        if not (path / SUMMARY).exists():
-            raise self._missing(stage, path)
+        path = self._finished(stage)
         manifest = self.check_same_settings(path, stage)
         self.check_same_base(path, manifest)
         unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
@@ -77,32 +69,16 @@ class Parents:
         verified(path.parent, stage)
         return path
 
-    def _missing(self, stage: StageName, path: Path) -> ParentMissing:
-        """Return the error about an earlier stage that is not finished, with the command that runs it."""
-        state = "did not finish" if (path / MANIFEST).exists() else "has not been run"
-        words = ["rlhf", "run", stage, "--with-parents"] + ["--resume"] * (path / MANIFEST).exists()
-        settings = self._same_settings()
-        known = len(settings) <= MOST_WORDS
-        command = f"`{shlex.join([*words, *settings])}`" if known else f"`{shlex.join(words)}` with the same settings"
-        default = Path("runs", *path.parts[-3:])
-        there = default != path and (default / SUMMARY).exists()
-        hint = "; there is one in runs, which --reuse names" if there else ""
-        return ParentMissing(f"{stage} {state} ({path}{hint}): first {command}")
-
-    def _same_settings(self) -> list[str]:
-        """Return the words of a command that name this run and its settings: the run itself, where it has them."""
-        loaded = self.loaded
-        with suppress(UserError):  # there is none, or its stages contradict each other
-            made = settings_of(named_run(self.run_directory))
-            if (made.recipe_sha256, made.overrides, made.seed) == (loaded.sha256, loaded.overrides, loaded.recipe.seed):
-                return [str(self.run_directory)]
-        words = ["--recipe", str(loaded.directory), "--out", str(self.run_directory.parents[1])]
-        if self.reuse_directory is not None:
-            words += ["--reuse", str(self.reuse_directory.parents[1])]
-        if recipes.load(loaded.directory).recipe.seed != loaded.recipe.seed:
-            words += ["--seed", str(loaded.recipe.seed)]
-        changes = [f"{key}={as_yaml(changed)}" for key, changed in loaded.overrides.items()]
-        return words + [word for change in changes for word in ("--set", change)]
+    def _finished(self, stage: StageName) -> Path:
+        """Return the directory of a finished earlier stage. Raises UserError, and ParentMissing with the way out."""
+        if self.loaded.recipe.section(stage) is None:
+            raise UserError(no_section(stage, self.loaded))
+        path = self.folder(stage)
+        if not (path / SUMMARY).exists():
+            state, resume = ("did not finish", " --resume") if (path / MANIFEST).exists() else ("has not been run", "")
+            command = f"`rlhf run {stage} --with-parents{resume}` on this run or recipe"
+            raise ParentMissing(f"{stage} {state} ({path}): first {command}, or name a root that has it: --reuse")
+        return path
 
     def hashes(self) -> dict[StageName, str]:
         """Return the hash of each parent's summary, which in turn names the hashes of its result.
@@ -127,9 +103,8 @@ class Parents:
 
     def trained_policies(self) -> list[PolicyName]:
         """Return the finished stages whose policies an evaluation compares with their start."""
-        compared = self.only or POLICIES
-        finished = [stage for stage in compared if (self.run_directory / stage / SUMMARY).exists()]
-        return [stage for stage in POLICIES if stage in compared and (stage in finished or self.elsewhere(stage))]
+        compared = [stage for stage in POLICIES if stage in (self.only or POLICIES)]
+        return [s for s in compared if (self.run_directory / s / SUMMARY).exists() or self.elsewhere(s)]
 
     def require_policies(self) -> list[PolicyName]:
         """Return the policies that an evaluation compares; say which ones of the recipe this run has not trained.
@@ -137,52 +112,45 @@ class Parents:
         Raises UserError for one that has not finished, or that was asked for and is missing.
         """
         trained = self.trained_policies()
-        for policy in (policy for policy in self.only if policy not in trained):
-            if self.loaded.recipe.section(policy) is None:
-                raise UserError(no_section(policy, self.loaded))
-            raise self._missing(policy, self.folder(policy))
-        others = [policy for policy in self._left_out(trained) if (self.run_directory / policy / MANIFEST).exists()]
+        for policy in self.only:
+            if policy not in trained:
+                self.require(policy)
+        others = [] if self.only else [policy for policy in self.loaded.recipe.policies() if policy not in trained]
+        for folder in (self.run_directory / policy for policy in others):
+            if (folder / MANIFEST).exists():
+                raise UserError(f"{folder}: it has not finished: let it finish, or name the others (--only)")
         if others:
-            way = f"or evaluate the others alone, --only {' --only '.join(trained)}" if trained else "or stop it"
-            raise UserError(f"{self.run_directory / others[0]}: {others[0]} has not finished: let it finish, {way}")
-        self.say_what_is_left_out(trained)
-        return trained
-
-    def _left_out(self, trained: Sequence[PolicyName]) -> list[PolicyName]:
-        """Return the policies of the recipe that an evaluation of the `trained` is without; none if some were named."""
-        return [] if self.only else [policy for policy in self.loaded.recipe.policies() if policy not in trained]
-
-    def say_what_is_left_out(self, trained: Sequence[PolicyName]) -> None:
-        """Say which policies of the recipe an evaluation of the `trained` ones is without."""
-        if others := self._left_out(trained):
             say(f"not evaluated, for this run has not trained them: {', '.join(others)}")
+        return trained
 
     def elsewhere(self, stage: StageName) -> Path | None:
         """Return the directory in which another run has finished a stage with the same settings, or None."""
-        path = self._finished_elsewhere(stage)
-        return path if path is not None and not self._changed(read_manifest(path), stage) else None
-
-    def settings_elsewhere(self, stage: StageName) -> str | None:
-        """Return what keeps a stage that another run has finished from being used: its other settings, in words."""
-        path = self._finished_elsewhere(stage)
-        manifest = None if path is None else read_manifest(path)
-        return None if manifest is None or not self._changed(manifest, stage) else self._in_words(path, manifest, stage)
-
-    def _finished_elsewhere(self, stage: StageName) -> Path | None:
-        """Return the directory in which another run has finished a stage, with whatever settings, or None."""
         path = self.folder(stage)
-        return path if path != self.run_directory / stage and (path / SUMMARY).exists() else None
+        if path == self.run_directory / stage or not (path / SUMMARY).exists():
+            return None
+        return None if self._changed(read_manifest(path), stage) else path
 
-    def _changed(self, manifest: records.Manifest, stage: StageName) -> list[str]:
-        """Return the keys in which a stage was made with other settings; what sampled a parent decides nothing here."""
-        keys = changed_settings(manifest.settings.plain(), self.loaded.recipe, stage)
-        return keys if stage == self.stage else [key for key in keys if key != f"{stage}.vllm_url"]
+    def _changed(self, manifest: records.Manifest, stage: StageName) -> dict[str, tuple[object, object]]:
+        """Return the settings with which a stage was made and ours, where they differ, by key.
+
+        Whether a server sampled a parent decides nothing here.
+        """
+        changed = changed_settings(manifest.settings, self.loaded.recipe, stage)
+        return {key: ends for key, ends in changed.items() if stage == self.stage or key != f"{stage}.vllm_url"}
 
     def check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
         manifest = read_manifest(path)
-        if self._changed(manifest, stage):
-            raise UserError(f"{self._in_words(path, manifest, stage)}; {self._way_out(path)}")
+        if changed := self._changed(manifest, stage):
+            some = [*changed.items()][:MOST]
+            words = ", ".join(f"{key} {_text(made)} (asked for: {_text(asked)})" for key, (made, asked) in some)
+            more = f" and {len(changed) - MOST} more keys" if len(changed) > MOST else ""
+            unfinished = path == self.run_directory / self.stage and not (path / SUMMARY).exists()
+            begin = "; --restart sets it aside and begins anew" if unfinished else ""
+            raise UserError(
+                f"{path} was made with {words}{more}; to have its settings, name {path} as RUN instead of the recipe, "
+                f"or choose another --out or --reuse{begin}"
+            )
         return manifest
 
     @cached_property
@@ -198,33 +166,7 @@ class Parents:
             way_out = "put that back, or choose another --out"
             raise UserError(f"{model}: {changed[0]} is not the one with which {path} was made: {way_out}")
 
-    def _in_words(self, path: Path | None, manifest: records.Manifest, stage: StageName) -> str:
-        """Return with which settings a stage was made instead of ours, the sections that only one has last."""
-        made, asked = manifest.settings.plain(), recipes.deciding_settings(self.loaded.recipe, stage)
-        keys = sorted(self._changed(manifest, stage), key=lambda key: _is_section(made, key) or _is_section(asked, key))
-        differing = [f"{key} {_text(made, key)} (asked for: {_text(asked, key)})" for key in keys[:MOST]]
-        more = f" and {len(keys) - MOST} more keys" if len(keys) > MOST else ""
-        return f"{path} was made with {', '.join(differing)}{more}"
 
-    def _way_out(self, path: Path) -> str:
-        """Return advice where the stage in `path` was made with other settings."""
-        if path.parent != self.run_directory:
-            return f"run {path.name} below {self.run_directory} too, or choose other --reuse"
-        own = f"to have its settings, name {path} as RUN instead of the recipe"
-        if path.name == self.stage and not (path / SUMMARY).exists():
-            return f"{own}; --restart sets it aside and begins anew with yours; or {self.another_place()}"
-        return own if self.stage in REMADE and path.name != self.stage else f"{own}; or {self.another_place()}"
-
-    def another_place(self) -> str:
-        """Return advice where a finished directory is in the way."""
-        out = shlex.quote(str(self.run_directory.parents[1]))
-        return f"choose another --out, with --reuse {out} for earlier stages; or move that directory away"
-
-
-def _is_section(settings: Mapping[str, Any], key: str) -> bool:
-    return isinstance(value(settings, key), Mapping)
-
-
-def _text(settings: Mapping[str, Any], key: str) -> str:
+def _text(value: object) -> str:
     """Return a value in a message; of a whole section only that it is there."""
-    return "a section" if _is_section(settings, key) else shortened(as_yaml(value(settings, key)), LONGEST)
+    return "a section" if isinstance(value, dict) else shortened(as_yaml(value), LONGEST)

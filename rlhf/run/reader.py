@@ -1,12 +1,11 @@
-"""Readers of the files in run directories. Each file is checked against its record when it is read.
+"""Readers of the files in run directories.
 
-A file in a run directory may be damaged, edited, or written by another version. `read` and `read_lines` check it, so
+A file may be damaged, edited, or written by another version. `read` and `read_lines` check it against its record, so
 that the calling code can rely on every key and type. They raise UserError with one line that names the file, the line
 and the key.
 """
 
 import json
-import math
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -60,7 +59,9 @@ def check(content: object, kind: type[RecordT], source: str) -> RecordT:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise UserError(f"{source}: {first_problem(error)}: damaged, or of another version") from None
+        problem = error.errors(include_url=False)[0]
+        where = ": ".join([source, *(str(part) for part in problem["loc"])])
+        raise UserError(f"{where}: {excerpt(problem['msg'])}; damaged, or of another version") from None
 
 
 @contextmanager
@@ -98,23 +99,5 @@ def why_unreadable(error: BaseException) -> str:
 
 def _parse(text: bytes) -> JsonValue:
     """Return the value of JSON text, with None for NaN and infinity."""
-    value: JsonValue = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+    value: JsonValue = json.loads(text, parse_constant=lambda _: None)
     return value
-
-
-def _finite(text: str) -> float | None:
-    """Return the number, or None if it overflows to infinity."""
-    value = float(text)
-    return value if math.isfinite(value) else None
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return the first problem of a validation in one line."""
-    problem = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "missing":
-        return f"key '{key}' is missing"
-    if problem["type"] == "model_type":
-        return f"{f'{key}: ' if key else ''}not an object with keys"
-    message = excerpt(str(problem["msg"]).removeprefix("Value error, "))
-    return f"{f'{key}: ' if key else ''}{message[:1].lower()}{message[1:]}"

@@ -1,26 +1,15 @@
 """Typed records of what run directories hold. `rlhf/run/reader.py` reads files as one of them.
 
-Unknown keys are kept: a newer version may add some. A version that changes the meaning of a key increases SCHEMA.
+A record declares the keys that code reads; a file may have others, which are kept beside them. A version that changes
+the meaning of a key increases SCHEMA.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypedDict, TypeVar
+from typing import Annotated, Any, TypedDict
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    PlainSerializer,
-    PrivateAttr,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from rlhf.files import JsonObject
+from rlhf.files import JsonObject, finite
 from rlhf.recipe import StageName, moved
 from rlhf.recipe.published import Figure, Spent, Verdict, verdict_of
 from rlhf.terminal.wording import GB
@@ -28,38 +17,14 @@ from rlhf.terminal.wording import GB
 SCHEMA = 1
 
 
-# -- records ---------------------------------------------------------------------------------------------------------
-
-
 class Record(BaseModel):
-    """An object in a file of a run directory. Types are strict; unknown keys are kept."""
+    """An object in a file. Types are strict; other keys are kept."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, protected_namespaces=())
-    _content: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep_content(cls, content: object, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        record = validate(content)
-        if isinstance(content, dict):
-            record._content = content
-        return record
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        copy = super().model_copy(update=update, deep=deep)
-        copy._content = {**copy._content, **(update or {})}
-        return copy
 
     def plain(self) -> dict[str, Any]:
-        """Return the object as it was read: its keys in their order, without defaults."""
-        return self._content
-
-
-def _relative(name: str) -> str:
-    """Return the name of a file inside a folder. Raises ValueError for any other path."""
-    if not name or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
-        raise ValueError("not the name of a file inside the folder")
-    return name
+        """Return the object with the keys that it was read with, without defaults."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
 
 
 def _as_it_is(value: object, validate: ValidatorFunctionWrapHandler) -> object:
@@ -71,28 +36,20 @@ def _as_it_is(value: object, validate: ValidatorFunctionWrapHandler) -> object:
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(allow_inf_nan=False), WrapValidator(_as_it_is)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), WrapValidator(_as_it_is)]
-Name = Annotated[str, Field(pattern=r"^[^/\x00]+$")]
-Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-InnerFile = Annotated[str, AfterValidator(_relative)]
-Hashes = dict[InnerFile, Hash]
-RecordT = TypeVar("RecordT", bound=Record)
-AsRead = Annotated[RecordT, PlainSerializer(Record.plain)]  # written as it was read
-ShortFigure = Annotated[Figure, PlainSerializer(lambda figure: figure.model_dump(mode="json", exclude_defaults=True))]
+Schema = Annotated[int, Field(alias="schema", ge=1, le=SCHEMA)]
+
+
+# -- manifest.json ---------------------------------------------------------------------------------------------------
 
 
 class Device(Record):
-    """The device that a stage ran on."""
+    """The device that a stage ran on. Of a GPU its record also has memory, cap (RLHF_VRAM_CAP), CUDA and driver."""
 
     name: str
     type: str
     model: str | None = None  # of a CPU
     threads: Count | None = None  # of a CPU
-    memory_bytes: Count | None = None  # of a GPU, as the next three
-    memory_cap: str | None = None  # RLHF_VRAM_CAP
-    cuda: str | None = None
-    driver: str | None = None
     processes: Count = 1
-    engine: str | None = None  # which divides the work among the processes: ddp or fsdp
 
     def text(self) -> str:
         """Return the card's name, or the processor's with its threads, as far as the record has them."""
@@ -108,7 +65,7 @@ class Code(Record):
 
 
 class DataFile(Record):
-    """A file of data, with its hash."""
+    """A file of data, with its hash, the number of its rows and their kind."""
 
     name: str
     sha256: str
@@ -117,7 +74,7 @@ class DataFile(Record):
 
 
 class DataRead(Record):
-    """The fingerprint of the data that a stage read."""
+    """The fingerprint of the data that a stage read. Its record also counts the rows that were left out, by reason."""
 
     sha256: str
     files: list[DataFile]
@@ -125,83 +82,45 @@ class DataRead(Record):
     examples: Count = 0
     pairs: Count = 0
     prompts: Count = 0
-    malformed: Count = 0
-    prompts_differ: Count = 0
-    identical: Count = 0
-    empty: Count = 0
-    template: Count = 0  # rows that the tokenizer's template cannot write as they are
-    not_made: Count = 0  # rows of which data.format made none
     left_out: list[str] = []  # rows, each with the reason
     notes: list[str] = []  # what the rows were taken for, columns beside, what is odd
-
-
-class MergeSettings(Record):
-    """The keys of a recipe's merge that are read from a manifest."""
-
-    stage: StageName
-
-
-class Settings(Record):
-    """The settings in a manifest. These keys are read again; all keys are compared with a recipe's."""
-
-    merge: MergeSettings | None = None
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _keep_content(cls, content: object, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Read past the keys of earlier versions: neither fields nor `plain` have them."""
-        content = moved.read_past(content) if isinstance(content, dict) else content
-        record = validate(content)
-        if isinstance(content, dict):
-            record._content = content
-        return record
 
 
 class Manifest(Record):
     """The content of manifest.json. A key with a default is not there in every stage, or was added later."""
 
-    schema_: Annotated[int, Field(alias="schema", ge=1, le=SCHEMA)] = SCHEMA
-    recipe: Name
-    version: Name
+    schema_: Schema = SCHEMA
+    recipe: str
+    version: str
     recipe_sha256: str
     released_sha256: str | None = None  # of the released file, if the recipe's was edited since
-    overrides: dict[str, object]
-    stage: StageName | None = None
+    overrides: dict[str, Any]
     seed: Count
-    settings: Settings
-    parents: dict[StageName, Hash]
+    settings: Annotated[dict[str, Any], AfterValidator(moved.read_past)]  # that decide what the stage produces
+    parents: dict[StageName, str]  # hashes of their summaries
     parents_from: dict[StageName, str] = {}  # places of parents in another run directory, relative to this one
+    base_files: dict[str, str] = {}  # the hash of each file of a local base and its tokenizer
     code: Code
     packages: dict[str, str]
-    python: str | None = None  # its version
     device: Device
-    taken_out: list[str] = []  # variables of launchers and of arithmetic that were set, and decided nothing
-    image: str | None = None  # of the container, if any
     argv: list[str] = []
     started: str | None = None  # UTC, ISO 8601
     resumed_from: str | None = None  # name of the checkpoint
     data: DataRead | None = None
-    cuts: dict[str, object] = {}  # how many rows or prompts were cut to the recipe's lengths
-    base: dict[str, object] | None = None  # the record of a GGUF file's conversion
-    base_files: dict[str, str] = {}  # the hash of each file of a local base and its tokenizer
+    base: dict[str, Any] | None = None  # the record of a GGUF file's conversion
+
+
+# -- summary.json ----------------------------------------------------------------------------------------------------
 
 
 class Comparison(Record):
-    """A figure with the value that a stage measured, as summary.json holds them."""
+    """A figure with the value that a stage measured. Its record has the figure's own keys too."""
 
     name: str
     metric: str | None = None
     guide: str | None = None
-    published: Annotated[list[Number | None], Field(min_length=2, max_length=2)]  # the figure's printed ends
+    published: list[Number | None]  # the figure's printed ends
     measured: Number | None
-
-    @model_validator(mode="after")
-    def _check_figure(self) -> Self:
-        try:
-            verdict_of(self.figure, self.measured)
-        except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise ValueError(f"not a comparison ({type(error).__name__}: {error})") from None
-        return self
 
     @property
     def figure(self) -> Figure:
@@ -216,6 +135,7 @@ class Comparison(Record):
 
 def compared(figure: Figure, value: float | None) -> JsonObject:
     """Return a comparison as summary.json keeps it: the figure's keys and printed ends, the value, the verdict."""
+    value = None if value is None else finite(value)
     verdict = verdict_of(figure, value)
     return figure.model_dump(mode="json", exclude_defaults=True) | {
         "published": list(figure.printed),
@@ -244,7 +164,7 @@ def figure_of_record(entry: Mapping[str, Any]) -> Figure:
 
 
 class Costs(TypedDict):
-    """The keys of `Summary` that a stage's telemetry measures. Those of a GPU are None on a CPU."""
+    """The keys of summary.json that a stage's telemetry measures. Those of a GPU are None on a CPU."""
 
     tokens_per_second: float | None
     phase_seconds: dict[str, float]
@@ -259,44 +179,30 @@ class Costs(TypedDict):
 
 
 class Summary(Record):
-    """The content of summary.json, its keys in the order of the file. A key with a default was added later."""
+    """The content of summary.json, with the keys of `Costs`. A key with a default was added later."""
 
-    schema_: int = Field(default=SCHEMA, alias="schema", ge=1, le=SCHEMA)
+    schema_: Schema = SCHEMA
     recipe: str
     version: str
     recipe_sha256: str
     released_sha256: str | None = None  # of the released file, if the recipe's was edited since
     modified: bool
     stage: StageName
-    status: Literal["done"]
     seed: Count
     device: str  # its name
     processes: Count = 1
     wall_seconds: Amount
     predicted_peak_vram_bytes: Amount | None = None
     projected_hours: Amount | None = None
-    # -- `Costs` explains these
     tokens_per_second: Amount | None
     phase_seconds: dict[str, Amount] = {}
     peak_vram_bytes: Amount | None
-    phase_peak_bytes: dict[str, Count] | None = None
-    reserved_vram_bytes: Amount | None = None
-    used_vram_bytes: Amount | None = None
-    phase_joules: dict[str, Count] | None = None
     peak_rss_bytes: Amount
-    component_bytes: dict[str, Count] | None = None
-    peak_over_loaded_bytes: int | None = None
-    # --
-    data_sha256: str | None  # of the data that the stage read, if any
-    result_sha256: Hashes
+    result_sha256: dict[str, str]  # of each file of the result
     metrics: dict[str, Number | None]
     findings: list[str] | None = None  # None in summaries older than the checks
-    targets: list[AsRead[Comparison]]
-    all_stages: list[ShortFigure] = []
-
-    def content(self) -> dict[str, Any]:
-        """Return the object for the file, with all keys."""
-        return self.model_dump(by_alias=True)
+    targets: list[Comparison]
+    all_stages: list[Figure] = []  # of all stages together
 
     @property
     def spent(self) -> Spent:
@@ -305,22 +211,22 @@ class Summary(Record):
         return Spent(peak / GB if peak else None, self.wall_seconds / 3600, self.processes)
 
 
+# -- checkpoints, generated data, lines of logs ----------------------------------------------------------------------
+
+
 class Checkpoint(Record):
     """The content of checkpoint.json, which is written last into a checkpoint's folder."""
 
     step: Count
     wall_seconds: Amount
-    sha256: Annotated[Hashes, Field(min_length=1)]
-    log_lines: dict[Name, Count] | None = None  # lines of each log at the checkpoint; older ones lack it
+    sha256: dict[str, str]  # of each file beside it
+    log_lines: dict[str, Count] | None = None  # lines of each log at the checkpoint; older ones lack it
 
 
 class Generated(Record):
     """The content of made.json beside generated data: the hash of each file."""
 
-    sha256: Hashes
-
-
-# -- lines of logs ---------------------------------------------------------------------------------------------------
+    sha256: dict[str, str]
 
 
 class LogLine(Record):
@@ -338,12 +244,6 @@ class MetricsLine(LogLine):
     def values(self) -> Mapping[str, float | None]:
         """Return the logged values by key; None for one that was not finite."""
         return self.__pydantic_extra__
-
-
-class TelemetryLine(LogLine):
-    """A line of telemetry.jsonl."""
-
-    memory_bytes: Amount | None = None
 
 
 class FindingLine(LogLine):

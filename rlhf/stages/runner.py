@@ -27,7 +27,7 @@ from rlhf.run import card
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import CHOSEN_AMONG
-from rlhf.run.finished import follow_base, read_summary, verified
+from rlhf.run.finished import read_summary, verified
 from rlhf.run.layout import SUMMARY
 from rlhf.run.records import Summary
 from rlhf.stages.online import rewards
@@ -87,11 +87,8 @@ def execute(
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         if summary is not None:
-            follow_base(run.run_directory, stage)
             if run.is_main:
                 card.write(run.run_directory)
-            if stage == EVALUATE and run.is_main:
-                run.parents.say_what_is_left_out(run.parents.trained_policies())
             return Executed(summary, None, run.path)
         check_settings(loaded, stage)
         if resume is None:
@@ -170,8 +167,6 @@ def _check_parents(run: StageRun) -> None:
     policies = run.parents.require_policies() if run.stage == EVALUATE else []
     for policy in policies:
         verified(run.parents.folder(policy).parent, policy)
-    for finished in (*needed, *policies) if run.is_main else ():
-        follow_base(run.parents.folder(finished).parent, finished)
 
 
 def _without_untrained_rewards(run: StageRun, needed: Sequence[StageName]) -> list[StageName]:

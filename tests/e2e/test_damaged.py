@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 
 from rlhf.data.source import read_source
@@ -20,7 +19,6 @@ from rlhf.errors import UserError
 from rlhf.evaluation import compare
 from rlhf.files import sha256
 from rlhf.rating.pairs import pair_answers
-from rlhf.run.directory import StageRun
 from rlhf.run.finished import result_hash
 from tests.helpers import Crash, beside, content_of, crash, one_line_of, run_stages, small, toy_pairs
 from tests.records import write_records
@@ -236,18 +234,13 @@ def test_generated_data_that_was_cut_off_is_made_again(trained, tmp_path):
 # -- runs that move ----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_was_moved_goes_on_and_peft_finds_its_base(trained, tmp_path):
+def test_a_run_that_was_moved_goes_on(trained, tmp_path):
     """Trained in one place, then moved: its stages are done there, later ones read them."""
     root = copied(trained, tmp_path, *PARENTS)
     for stage in ("sft", "rm"):
         keys(CONFIG, base_model_name_or_path="/where/it/was/pretrain/model")(root / stage)
-    as_moved = (root / "sft" / CONFIG).read_bytes()
-    assert StageRun(tmp_path, small(), "sft").done()
-    assert (root / "sft" / CONFIG).read_bytes() == as_moved, "a check writes nothing"
     for stage in PARENTS:
         assert run_stages(small(), tmp_path, stage) == content_of(trained / ROOT / stage / "summary.json")
-    assert content_of(root / "sft" / CONFIG)["base_model_name_or_path"] == str((root / "pretrain/model").resolve())
-    AutoPeftModelForCausalLM.from_pretrained(root / "sft/adapter")
     assert run_stages(small(dpo__max_steps=1), tmp_path, "dpo")["status"] == "done"
 
 

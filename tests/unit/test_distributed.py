@@ -46,7 +46,7 @@ def test_a_step_has_the_same_rows_on_any_number_of_devices(rows, accumulated, co
 def test_what_cannot_be_divided_is_refused():
     with pytest.raises(UserError, match=r"sft: gradient_accumulation_steps: 1 or per_device_train_batch_size: 8 must"):
         small(hardware__count=3)
-    with pytest.raises(UserError, match=r"ppo: batch_size / num_mini_batches, 3, must be divisible by hardware.count"):
+    with pytest.raises(UserError, match=r"ppo: batch_size / num_mini_batches.* hardware.count"):
         small(hardware__count=2, ppo__batch_size=6, ppo__num_mini_batches=2)
 
 
@@ -97,7 +97,7 @@ def test_the_recipe_for_two_processes_is_the_one_for_one():
         for root, name in ((RECIPES, "cpu-tiny"), (FIXTURES, "2xcpu-tiny"))
     )
     keys = differences(one, two)
-    assert keys == ["description", *(f"hardware.{key}" for key in ("count", "name")), "status"]
+    assert [*keys] == ["description", *(f"hardware.{key}" for key in ("count", "name")), "status"]
     assert recipe.resolve("2xcpu", FIXTURES) == FIXTURES / "2xcpu-tiny/v1"
 
 

@@ -7,7 +7,7 @@ import yaml
 
 from rlhf.errors import UserError
 from rlhf.recipe import load, moved
-from rlhf.run.records import Settings
+from tests.records import manifest_of
 
 PPO = Path("recipes/cpu-tiny/v2/recipe.yaml")
 
@@ -28,8 +28,8 @@ def test_old_settings_are_read_past() -> None:
         "ppo": {"kl_weight": 0.1, "extras": {"a": 1}},
         "data": {"source": "files", "heldout_fraction": 0.5, "rename": None},
     }
-    read = Settings.model_validate(settings)
-    assert read.plain() == {"seed": 0, "ppo": {}, "data": {"source": "files", "heldout_fraction": 0.5}}
+    read = manifest_of(settings=settings).settings
+    assert read == {"seed": 0, "ppo": {}, "data": {"source": "files", "heldout_fraction": 0.5}}
 
 
 @pytest.mark.parametrize(("old", "new"), [("ppo.kl_weight", "ppo.kl_coef"), ("ppo.extras", None)])

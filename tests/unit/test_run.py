@@ -67,25 +67,26 @@ def test_a_stage_is_done_when_its_summary_is_there(tmp_path):
     run.finish({"perplexity": 2.0}, COSTS)
     summary = StageRun(tmp_path, small(), "sft").done()
     assert summary is not None
-    assert (summary.recipe, summary.version, summary.stage, summary.status) == (
-        "cpu-tiny",
-        "v1",
-        "sft",
-        "done",
-    )
+    assert (summary.recipe, summary.version, summary.stage) == ("cpu-tiny", "v1", "sft")
 
 
 RELEASED = sorted(ROOT.glob("results/*/v*/*/*.json"))
 
 
 @pytest.mark.parametrize("file", RELEASED, ids=lambda file: str(file.relative_to(ROOT)))
-def test_a_released_summary_is_read_and_would_be_written_as_it_was(file):
+def test_a_released_summary_is_read_and_has_every_key_and_value_of_its_file(file):
     for stages in content_of(file)["seeds"].values():
         for old in stages.values():
-            new = Summary.model_validate(old).content()
-            assert {key: new[key] for key in old} == old
-            if new.keys() == old.keys():
-                assert json.dumps(new) == json.dumps(old)
+            again = Summary.model_validate(old).plain()
+            assert json.dumps(again, sort_keys=True) == json.dumps(old, sort_keys=True)
+
+
+def test_a_new_summary_has_the_keys_of_a_released_one_in_their_order(tmp_path):
+    started(tmp_path).finish({}, COSTS)
+    written = [*content_of(tmp_path / "cpu-tiny/v1/sft/summary.json")]
+    newest = content_of(max(RELEASED, key=lambda file: file.name))["seeds"]
+    released = [*next(iter(next(iter(newest.values())).values()))]
+    assert [key for key in written if key in released] == released
 
 
 def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_path):
@@ -169,10 +170,10 @@ def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
 
 
 def test_a_missing_parent_is_named(tmp_path):
-    with pytest.raises(ParentMissing, match=r"sft has not been run \(.*: first `rlhf run sft --with-parents` with the"):
-        StageRun(tmp_path, small(), "rm").parents.require("sft")  # its many changes are too long for a message
+    with pytest.raises(ParentMissing, match=r"sft has not been run \(.*: first `rlhf run sft --with-parents`"):
+        StageRun(tmp_path, small(), "rm").parents.require("sft")
     started(tmp_path)
-    with pytest.raises(ParentMissing, match=r"sft did not finish \(.*: first `rlhf run sft --with-parents --resume /"):
+    with pytest.raises(ParentMissing, match=r"sft did not finish \(.*: first `rlhf run sft --with-parents --resume`"):
         StageRun(tmp_path, small(), "rm").parents.require("sft")
 
 
@@ -339,9 +340,9 @@ def without(key):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param(without("sha256"), "'sha256' is missing", id="ckjson-nosha"),
-        pytest.param(whole(sha256={}), "sha256: ", id="ckjson-shaempty"),
-        pytest.param(whole(sha256={"../x": "0" * 64}), "not the name of a file inside", id="ckjson-shaout"),
+        pytest.param(without("sha256"), "sha256: ", id="ckjson-nosha"),
+        pytest.param(whole(sha256={}), "state does not belong", id="ckjson-shaempty"),
+        pytest.param(whole(sha256={"../x": "0" * 64}), "../x is missing", id="ckjson-shaout"),
         pytest.param(whole(wall_seconds="1"), "wall_seconds: ", id="ckjson-wall"),
         pytest.param(whole(step=1), "checkpoint.json is that of step 1", id="ckjson-step"),
     ],
