@@ -14,7 +14,7 @@ from rlhf.cli.recipe_options import REUSE, RUN, RUN_HELP, chooses_recipe
 from rlhf.recipe.stages import EVALUATE, MERGE
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
-from rlhf.run.packages import require_found
+from rlhf.run.packages import install_command, require
 from rlhf.terminal import say
 
 
@@ -36,7 +36,7 @@ def serve(choice: Choice, out: Path, reuse: Path | None, port: int) -> None:
     model = str((merged / MODEL).relative_to(root))
     words = ["vllm", "serve", model, "--served-model-name", model, "--dtype", loaded.recipe.model.dtype]
     if not shutil.which("vllm"):
-        require_found(("fastapi", "uvicorn", "openai"), "serve", "serve")
+        require(["fastapi", "uvicorn", "openai"], "serve", install_command("serve"))
         from huggingface_hub.constants import HF_HUB_CACHE
 
         Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # the server lists models there and fails without it

@@ -19,7 +19,7 @@ from rlhf.process.children import child_environment
 from rlhf.recipe import Recipe
 from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.schema_data import Data, ReasoningGym
-from rlhf.run.packages import package_version, require_found
+from rlhf.run.packages import install_command, package_version, require
 from rlhf.run.reader import advising, read
 from rlhf.run.records import Generated
 from rlhf.terminal import excerpt
@@ -62,7 +62,7 @@ def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool =
     The pinned version of the package must be installed: another may make other questions. `complete`: the task must
     have as many questions as the settings say.
     """
-    require_found((gym.PACKAGE,), "data.source: reasoning_gym", "tasks")
+    require([gym.PACKAGE], "data.source: reasoning_gym", install_command("tasks"))
     if (found := package_version("reasoning-gym")) != settings.version:
         raise UserError(
             f"data.reasoning_gym.version is {settings.version}, and {found} is installed, which may make other "

@@ -67,7 +67,7 @@ class Classifier:
         self.device = torch.device(device)
         options: dict[str, Any] = {}
         if packed:
-            require("bitsandbytes", "reward_model: quantization='nf4'", install_command("gpu"))
+            require(["bitsandbytes"], "reward_model: quantization='nf4'", install_command("gpu"))
             from rlhf.models.nf4 import packing
 
             options["quantization_config"] = packing(torch.bfloat16)

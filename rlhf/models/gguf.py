@@ -140,7 +140,7 @@ def _made(digest: str, origin: JsonObject, file_in: Callable[[Path], Path]) -> P
     with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as folder:
         scratch, made = Path(folder), Path(folder, "model")
         file = file_in(scratch)
-        require("gguf", file.name, "pip install gguf")
+        require(["gguf"], file.name, "pip install gguf")
         with working(f"converting {file.name}"), reading(file):
             licence = _convert(file, made)
         hashes = {path.name: sha256(path) for path in sorted(made.iterdir())}

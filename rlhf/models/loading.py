@@ -152,10 +152,10 @@ def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quan
 def _check_packages(settings: Model, packed: bool) -> None:
     """Raise UserError where a package that the settings need is not there."""
     if packed:
-        require("bitsandbytes", "model.quantization: nf4", install_command("gpu"))
+        require(["bitsandbytes"], "model.quantization: nf4", install_command("gpu"))
     if settings.attention == "flash_attention_2":
         way_out = f"{install_command('flash')} --no-build-isolation, or use model.attention: auto"
-        require("flash_attn", "model.attention: flash_attention_2", way_out)
+        require(["flash_attn"], "model.attention: flash_attention_2", way_out)
 
 
 def _draw_base(

@@ -96,7 +96,7 @@ class StageRun:
         summary = read_summary(self.path)
         if summary is None:
             return None
-        manifest = self.parents.check_same_settings(self.path, self.stage)
+        manifest = self.parents.check_same(self.path, self.stage)
         check_result(self.path, summary, largest=LARGE)
         hashes = self.parents.hashes()
         changed: list[str] = [name for name, digest in hashes.items() if manifest.parents.get(name) != digest]
@@ -141,8 +141,8 @@ class StageRun:
             "settings": recipes.deciding_settings(self.loaded.recipe, self.stage),
             "parents": self.parents.hashes(),
             "parents_from": self.parents.folders_elsewhere(),
-            "base_files": self.parents.base_files,
-            "code": code_version(self.loaded.directory).plain(),
+            "base_hashes": self.parents.base_hashes,
+            "code": code_version().plain(),
             "packages": package_versions(),
             "python": platform.python_version(),
             "device": dict(device),
@@ -252,8 +252,7 @@ class StageRun:
             ],
         }
         for folder in RESULT_FOLDERS:
-            if (self.path / folder).exists():
-                sync_tree(self.path / folder)
+            sync_tree(self.path / folder)
         self.logs.sync()
         write_json(self.path / SUMMARY, summary)
         if self.path == self._beside:
@@ -304,12 +303,7 @@ class StageRun:
         except UserError as error:
             say(f"{self.stage}: {error}; starting afresh")
             return None
-        manifest = self.parents.check_same_settings(self.path, self.stage)
-        begun, now = manifest.parents, self.parents.hashes()
-        if changed := sorted({name for name, _ in begun.items() ^ now.items()}):
-            anew = "--restart sets it aside and begins anew"
-            raise UserError(f"{self.path} was begun from another {', '.join(changed)}, so it cannot go on; {anew}")
-        self.parents.check_same_base(self.path, manifest)
+        manifest = self.parents.check_same(self.path, self.stage, base=True, parents=True)
         self.resumed_from = self.checkpoints.latest()
         if self.resumed_from is None:
             return None

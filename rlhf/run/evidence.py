@@ -45,20 +45,6 @@ def verdict(interval: Ends | None, negligible: float = 0.0) -> Word:
     return NO_DIFFERENCE if negligible and -negligible <= low and high <= negligible else NOT_KNOWN
 
 
-def prompts_that_tell(value: float, interval: Ends, prompts: int) -> int | None:
-    """Return about how many prompts show a difference as large as `value`; None where it is as good as zero.
-
-    The interval narrows with the root of the number of prompts. At this number it excludes zero in four of five
-    repetitions. Rounded up to two digits.
-    """
-    error = (interval[1] - interval[0]) / (2 * Z95)
-    needed = prompts * (DETECTED * error / value) ** 2 if value else math.inf
-    if needed > 1_000_000:
-        return None
-    unit: int = 10 ** max(0, len(str(math.ceil(needed))) - 2)
-    return max(prompts + 1, math.ceil(needed / unit) * unit)
-
-
 def judgements(functions: Iterable[str]) -> tuple[str, ...]:
     """Return what judges answers, in the order in which it counts: the first that is known says what a policy gained.
 
@@ -73,23 +59,30 @@ def of_prompts(prompts: int | None) -> str:
 
 
 def way_to_know(value: float, interval: Ends | None, prompts: int | None) -> str:
-    """Return how to know what is not known yet, as a clause."""
+    """Return how to know what is not known yet, as a clause.
+
+    The interval narrows with the root of the number of prompts. At the number that is given it excludes zero in four of
+    five repetitions, if the difference is as large as `value`.
+    """
     if interval is None:
         if prompts is not None:  # whoever counts prompts measures intervals, but where nothing varies
             return "the same difference for every prompt has no interval"
         return "`rlhf run evaluate` measures an interval"
-    needed = None if prompts is None else prompts_that_tell(value, interval, prompts)
-    more = "more prompts" if needed is None else f"about {needed:,} prompts"
-    return f"{more} would tell" + (f" (evaluate.max_samples={needed})" if needed else "")
+    error = (interval[1] - interval[0]) / (2 * Z95)
+    needed = (prompts or math.inf) * (DETECTED * error / value) ** 2 if value else math.inf
+    if needed > 1_000_000:
+        return "more prompts would tell"
+    number = math.ceil(float(f"{needed:.2g}"))
+    return f"about {number:,} prompts would tell (evaluate.max_samples={number})"
 
 
 class Gain(NamedTuple):
-    """A metric of the answers of the start and of the trained policy, and the gain with the ends of its 95 % interval.
+    """A metric of the answers of the start and of the trained policy, and the gain with its 95 % interval, if any.
 
-    `unit` is that of the gain; "" is the metric's own. Without an interval `low` and `high` are None. `prompts` is None
-    where a record does not say of how many the figures are. `key` is the metric's name in records. `no_verdict` are the
-    shares of the start's and the policy's answers that have none; they are in no figure. `chosen_among` is the number
-    of checkpoints among which the prompts of these figures chose the policy; None where others chose, or nothing did.
+    `unit` is that of the gain; "" is the metric's own. `prompts` is None where a record does not say of how many the
+    figures are. `key` is the metric's name in records. `no_verdict` are the shares of the start's and the policy's
+    answers that have none; they are in no figure. `chosen_among` is the number of checkpoints among which the prompts
+    of these figures chose the policy; None where others chose, or nothing did.
     """
 
     stage: StageName
@@ -97,8 +90,7 @@ class Gain(NamedTuple):
     start: float
     end: float
     value: float
-    low: float | None
-    high: float | None
+    interval: Ends | None
     unit: str
     origin: PolicyStart = SFT
     prompts: int | None = None
@@ -107,18 +99,12 @@ class Gain(NamedTuple):
     chosen_among: int | None = None
 
     @property
-    def interval(self) -> Ends | None:
-        """Return the ends of the interval, None without one."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
-
-    @property
     def end_interval(self) -> Ends | None:
         """Return the ends of the gain's interval in the metric's own unit, around `end`; None without them."""
         if self.interval is None or not self.value:
             return None
         unit = (self.end - self.start) / self.value
-        low, high = self.interval
-        return self.start + low * unit, self.start + high * unit
+        return self.start + self.interval[0] * unit, self.start + self.interval[1] * unit
 
     @property
     def verdict(self) -> Word:
@@ -167,33 +153,38 @@ def gains_over_start(summaries: Mapping[str, Summary]) -> list[Gain]:
 
 
 def gain_of_stage(stage: StageName, metrics: Metrics, prefix: str = "") -> Gain | None:
-    """Return the gain that a stage itself measured, from metrics whose keys have a `prefix`; None without one."""
-    origin = origin_of(metrics, prefix)
+    """Return the gain that a stage itself measured, from metrics whose keys have a `prefix`; None without one.
+
+    Its metrics name where the policy started beside the length of the start's responses.
+    """
+    origin: PolicyStart = "base" if f"{prefix}response_length_base" in metrics else SFT
     return _gain(stage, metrics, prefix, origin, f"{prefix}{{name}}_{{origin}}")
-
-
-def origin_of(metrics: Metrics, prefix: str = "") -> PolicyStart:
-    """Return where a policy started, by the metrics of its stage: they name the start beside its length of response."""
-    return "base" if f"{prefix}response_length_base" in metrics else SFT
 
 
 def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, start_key: str) -> Gain | None:
     """Return the gain from metrics whose keys have a `prefix`. `start_key` is the form of the keys of the start."""
-    functions = [
-        key.removeprefix(prefix).removesuffix("_gain")
-        for key in metrics
-        if key.startswith(f"{prefix}reward_") and key.endswith("_gain")
-    ]
-    prompts, among = metrics.get(f"{prefix}{HELDOUT_PROMPTS}"), metrics.get(f"{prefix}{CHOSEN_AMONG}")
+    own = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+    functions = [key.removesuffix("_gain") for key in own if key.startswith("reward_") and key.endswith("_gain")]
+    prompts, among = own.get(HELDOUT_PROMPTS), own.get(CHOSEN_AMONG)
     for name in judgements(functions):
         key = f"{name}_gain" if name in functions else f"{name}_gain_sd"
-        start, end = metrics.get(start_key.format(origin=origin, name=name)), metrics.get(prefix + name)
-        value, low, high = (metrics.get(f"{prefix}{key}{suffix}") for suffix in ("", "_low", "_high"))
-        if start is not None and end is not None and value is not None:
-            title = name.removeprefix("reward_").replace("_", " ")
-            number = None if prompts is None else int(prompts)
-            of_start = start_key.format(origin=origin, name=f"{name}{NO_VERDICT}")
-            shares = metrics.get(of_start) or 0.0, metrics.get(f"{prefix}{name}{NO_VERDICT}") or 0.0
-            unit, chosen = SD * key.endswith("_sd"), None if among is None else int(among)
-            return Gain(stage, title, start, end, value, low, high, unit, origin, number, name, shares, chosen)
+        start, end, value = metrics.get(start_key.format(origin=origin, name=name)), own.get(name), own.get(key)
+        if start is None or end is None or value is None:
+            continue
+        low, high = own.get(f"{key}_low"), own.get(f"{key}_high")
+        of_start = metrics.get(start_key.format(origin=origin, name=f"{name}{NO_VERDICT}"))
+        return Gain(
+            stage,
+            name.removeprefix("reward_").replace("_", " "),
+            start,
+            end,
+            value,
+            None if low is None or high is None else (low, high),
+            SD * key.endswith("_sd"),
+            origin,
+            None if prompts is None else int(prompts),
+            name,
+            (of_start or 0.0, own.get(f"{name}{NO_VERDICT}") or 0.0),
+            None if among is None else int(among),
+        )
     return None

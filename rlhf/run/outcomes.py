@@ -29,7 +29,7 @@ class Answer(Record):
     score: Number | None = None
     true_reward: Number | None = None
     second_score: Number | None = None
-    rewards: dict[str, Number] = Field(default_factory=dict)  # of reward functions, by name
+    rewards: dict[str, Number] = Field(default={})  # of reward functions, by name
 
     @property
     def given(self) -> dict[str, float]:
@@ -49,7 +49,7 @@ class SampleLine(Record):
     prompt: str
     step: Count = 0
     sample: Count = 0
-    messages: list[object] = Field(default_factory=list)
+    messages: list[object] = Field(default=[])
     reward_model: str | None = None
     source: str | None = None
     margin: Number | None = None
@@ -58,8 +58,7 @@ class SampleLine(Record):
     @property
     def answers(self) -> Mapping[str, Answer]:
         """Return the answers by policy."""
-        answers = self.__pydantic_extra__
-        return {name: Answer(response=a) if isinstance(a, str) else a for name, a in answers.items()}
+        return {name: answer for name, answer in self.__pydantic_extra__.items() if isinstance(answer, Answer)}
 
 
 def by_prompt(lines: Iterable[SampleLine]) -> dict[str, list[SampleLine]]:
@@ -68,15 +67,6 @@ def by_prompt(lines: Iterable[SampleLine]) -> dict[str, list[SampleLine]]:
     for line in lines:
         groups.setdefault(line.prompt, []).append(line)
     return groups
-
-
-class Contradiction(Record):
-    """A held-out pair on which the reward model contradicts the label."""
-
-    margin: Number
-    prompt: str
-    chosen: str
-    rejected: str
 
 
 class HeldoutPair(Record):
@@ -88,11 +78,10 @@ class HeldoutPair(Record):
 
 
 class Details(Record):
-    """The content of evaluate/details.json. Older ones lack `heldout_pairs` and `reward_functions`."""
+    """The content of evaluate/details.json. It also has pairs whose label the reward model contradicts, for reading."""
 
-    reward_functions: dict[str, str] = Field(default_factory=dict)  # as the recipe writes them, by name
-    contradicted: list[Contradiction] = Field(default_factory=list)
-    heldout_pairs: list[HeldoutPair] = Field(default_factory=list)
+    reward_functions: dict[str, str] = Field(default={})  # as the recipe writes them, by name
+    heldout_pairs: list[HeldoutPair] = Field(default=[])
 
 
 class Reproduction(Record):

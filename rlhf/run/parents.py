@@ -9,7 +9,7 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml
-from rlhf.recipe.chain import changed_settings
+from rlhf.recipe.chain import changed_settings, differences
 from rlhf.recipe.folders import no_section
 from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyName
 from rlhf.run import identity, records
@@ -59,8 +59,7 @@ class Parents:
         The recipe must have the stage, it must be finished, and its settings must agree with ours.
         """
         path = self._finished(stage)
-        manifest = self.check_same_settings(path, stage)
-        self.check_same_base(path, manifest)
+        manifest = self.check_same(path, stage, base=True)
         unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
         if unnamed:
             raise UserError(
@@ -138,10 +137,20 @@ class Parents:
         changed = changed_settings(manifest.settings, self.loaded.recipe, stage)
         return {key: ends for key, ends in changed.items() if stage == self.stage or key != f"{stage}.vllm_url"}
 
-    def check_same_settings(self, path: Path, stage: StageName) -> records.Manifest:
-        """Return the manifest of a stage. Raises UserError if its settings differ from ours."""
+    def check_same(
+        self, path: Path, stage: StageName, *, base: bool = False, parents: bool = False
+    ) -> records.Manifest:
+        """Return the manifest of a stage. Raises UserError, with the keys, if it was made from other inputs than ours.
+
+        These are the settings, with `base` the files of base and tokenizer, and with `parents` the parents' results.
+        """
         manifest = read_manifest(path)
-        if changed := self._changed(manifest, stage):
+        changed = self._changed(manifest, stage)
+        if base and manifest.base_hashes:  # older runs have none
+            changed |= differences(manifest.base_hashes, self.base_hashes, f"{self.loaded.recipe.model.name}: ")
+        if parents:
+            changed |= differences(manifest.parents, self.hashes(), "another ")
+        if changed:
             some = [*changed.items()][:MOST]
             words = ", ".join(f"{key} {_text(made)} (asked for: {_text(asked)})" for key, (made, asked) in some)
             more = f" and {len(changed) - MOST} more keys" if len(changed) > MOST else ""
@@ -154,17 +163,9 @@ class Parents:
         return manifest
 
     @cached_property
-    def base_files(self) -> dict[str, str]:
+    def base_hashes(self) -> dict[str, str]:
         """Return what identifies the base and the tokenizer that this stage loads."""
         return identity.files_of(self.loaded.recipe)
-
-    def check_same_base(self, path: Path, manifest: records.Manifest) -> None:
-        """Raise UserError if the stage in `path` was made with another base or tokenizer. Older runs do not say."""
-        changed = sorted(name for name, _ in manifest.base_files.items() ^ self.base_files.items())
-        if manifest.base_files and changed:
-            model = self.loaded.recipe.model.name
-            way_out = "put that back, or choose another --out"
-            raise UserError(f"{model}: {changed[0]} is not the one with which {path} was made: {way_out}")
 
 
 def _text(value: object) -> str:

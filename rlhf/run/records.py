@@ -99,7 +99,7 @@ class Manifest(Record):
     settings: Annotated[dict[str, Any], AfterValidator(moved.read_past)]  # that decide what the stage produces
     parents: dict[StageName, str]  # hashes of their summaries
     parents_from: dict[StageName, str] = {}  # places of parents in another run directory, relative to this one
-    base_files: dict[str, str] = {}  # the hash of each file of a local base and its tokenizer
+    base_hashes: dict[str, str] = {}  # the hash of each file of a local base and its tokenizer
     code: Code
     packages: dict[str, str]
     device: Device

@@ -24,7 +24,7 @@ def stage_input(run: StageRun) -> tuple[DialogueTokenizer, Corpus]:
         assert of_recipe.vocab_size
         tokenizer = DialogueTokenizer(tokenize.train([], of_recipe.vocab_size), of_recipe.template)  # control tokens
     else:
-        distributed.agree("base", run.parents.base_files)
+        distributed.agree("base", run.parents.base_hashes)
         tokenizer = load_tokenizer(run.base)
     return tokenizer, load_corpus(run, tokenizer)
 

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -131,8 +130,7 @@ def test_a_stage_before_its_parent_says_which_command_to_run(command, tmp_path):
     code, _, err = command("run", "ppo", "--recipe", RECIPE, "--out", tmp_path / "my runs", "--seed", "3", "--resume")
     assert code == 1
     folder = tmp_path / "my runs/cpu-tiny/v1/pretrain"
-    same = f"--recipe {RECIPE} --out {shlex.quote(f'{tmp_path}/my runs')} --seed 3"
-    assert err.endswith(f"{folder}): first `rlhf run pretrain --with-parents {same}`\n")
+    assert f"pretrain has not been run ({folder})" in err and "`rlhf run pretrain --with-parents`" in err
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "my runs/cpu-tiny/v1/ppo").exists()
 
@@ -261,7 +259,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_any_work(command, train
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, err = command("run", "dpo", "--recipe", RECIPE, "--out", trained, "--report-to", "wandb", *changes())
     assert code == 1
-    assert "wandb is not installed; pip install '.[wandb]'" in err
+    assert "wandb is not installed; pip install 'wandb" in err
     assert not (trained / "cpu-tiny/v1/dpo").exists()
 
 

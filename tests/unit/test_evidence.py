@@ -16,8 +16,7 @@ WORDS = {(0.1, 0.4): "better", (-0.4, -0.1): "worse", (-0.1, 0.4): "not known ye
 
 
 def gain_of(value: float, interval: tuple[float, float] | None, unit: str = "", prompts: int | None = 15) -> Gain:
-    low, high = interval or (None, None)
-    return Gain("ppo", "score", 0.7, 0.7 + value, value, low, high, unit, prompts=prompts)
+    return Gain("ppo", "score", 0.7, 0.7 + value, value, interval, unit, prompts=prompts)
 
 
 def test_only_an_interval_that_excludes_zero_makes_better_or_worse():

@@ -93,12 +93,6 @@ def test_a_gguf_file_is_told_by_its_beginning_and_by_parts_of_its_weights(tmp_pa
     assert files(file) != before
 
 
-def test_damaged_weights_are_one_line_with_the_file(folder):
-    (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header")
-    with pytest.raises(UserError, match=r"model\.safetensors"):
-        files(folder)
-
-
 @pytest.mark.parametrize("what", ["weights", "template"])
 def test_a_base_that_is_saved_anew_is_refused_by_later_stages_and_by_a_resume(trained, tmp_path, monkeypatch, what):
     own = tmp_path / "own"
@@ -110,7 +104,7 @@ def test_a_base_that_is_saved_anew_is_refused_by_later_stages_and_by_a_resume(tr
         with pytest.raises(Crash):
             run_stages(loaded, tmp_path / "resumed", "sft")
     run_stages(loaded, tmp_path / "out", "sft")
-    kept = content_of(tmp_path / "out/cpu-tiny/v1/sft/manifest.json")["base_files"]
+    kept = content_of(tmp_path / "out/cpu-tiny/v1/sft/manifest.json")["base_hashes"]
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {*kept}
     if what == "weights":
         tensors = load_file(own / "model.safetensors")
@@ -119,7 +113,7 @@ def test_a_base_that_is_saved_anew_is_refused_by_later_stages_and_by_a_resume(tr
         file = own / "tokenizer_config.json"
         file.write_text(json.dumps(content_of(file) | {"model_max_length": 77}))
     name = "model.safetensors" if what == "weights" else "tokenizer_config.json"
-    with pytest.raises(UserError, match=rf"{own}: {name} .*/sft was made"):
+    with pytest.raises(UserError, match=rf"/sft was made with {own}: {name} "):
         run_stages(loaded, tmp_path / "out", "rm")
-    with pytest.raises(UserError, match=rf"{own}: {name} .*/sft was made"):
+    with pytest.raises(UserError, match=rf"/sft was made with {own}: {name} "):
         run_stages(loaded, tmp_path / "resumed", "sft", resume=True)

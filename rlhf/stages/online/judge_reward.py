@@ -17,7 +17,7 @@ from rlhf.files import append, replacing
 from rlhf.process.threads import results_of
 from rlhf.run import reader
 from rlhf.run.layout import JUDGED_FILE
-from rlhf.run.packages import require_found
+from rlhf.run.packages import install_command, require
 from rlhf.run.records import Amount, Count, Record
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class JudgeReward:
             raise ValueError("rubric and model must not be empty")
         if most < 1 or not 1 <= at_once <= 256:
             raise ValueError("most must be above 0, and at_once from 1 to 256")
-        require_found(("openai", "httpx2"), "the reward judge", "judge")
+        require(["openai", "httpx2"], "the reward judge", install_command("judge"))
         self.url, self.model, self.most, self.at_once = url, model, most, at_once
         self.task = TASK.format(most=most, rubric=rubric.strip())
         self.identity = sha256(json.dumps([model, rubric, most]).encode()).hexdigest()[:16]

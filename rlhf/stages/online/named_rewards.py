@@ -21,7 +21,7 @@ from decimal import Decimal
 
 from rlhf.data.normal import normalise, plain_signs, says_something, words
 from rlhf.data.worlds import gym
-from rlhf.run.packages import require_found
+from rlhf.run.packages import install_command, require
 
 QUOTED = 60  # characters of an answer in a message
 # 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after
@@ -75,7 +75,7 @@ class NumericAnswer:
 @dataclass(frozen=True, kw_only=True)
 class MathAnswer:
     def __post_init__(self) -> None:
-        require_found(("math_verify",), "the reward math_answer", "math")
+        require(["math_verify"], "the reward math_answer", install_command("math"))
 
     def __call__(self, completions: list[str], answer: list[str]) -> list[float]:
         from math_verify import parse, verify
@@ -97,7 +97,7 @@ class ReasoningGym:
 
     def __post_init__(self) -> None:
         _check_pattern("extract", self.extract or "")
-        require_found((gym.PACKAGE,), "the reward reasoning_gym", "tasks")
+        require([gym.PACKAGE], "the reward reasoning_gym", install_command("tasks"))
 
     def __call__(self, completions: list[str], answer: list[str]) -> list[float]:
         pairs = zip(completions, answer, strict=True)
