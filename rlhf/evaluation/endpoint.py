@@ -123,9 +123,9 @@ class Endpoint:
         return kind(f"{self.url} refused the question ({problem})")
 
     def _silence(self, error: BaseException) -> UserError:
-        place, problem = f"{self.url}{proxies.in_words(self.url)}", quoted(str(error))
         return UserError(
-            f"no endpoint answers at {place} ({problem}); start one with `rlhf serve`, or check {self._option}"
+            f"no endpoint answers at {self.url} ({quoted(str(error))}); start one with `rlhf serve`, or check "
+            f"{self._option} and http_proxy"
         )
 
 

@@ -42,27 +42,28 @@ def launched() -> bool:
 
 def rank() -> int:
     """Return the number of this process among all ranks; 0 without a launcher."""
-    return _number("RANK") if launched() else 0
+    return _number("RANK", 0)
 
 
 def world() -> int:
     """Return the number of ranks; 1 without a launcher."""
-    return _number("WORLD_SIZE") if launched() else 1
+    return _number("WORLD_SIZE", 1)
 
 
 def local_rank() -> int:
-    """Return the index of this process's device on its machine."""
-    return _number("LOCAL_RANK") if launched() else 0
+    """Return the index of this process's device on its machine; 0 without a launcher."""
+    return _number("LOCAL_RANK", 0)
 
 
-def _number(name: str) -> int:
-    """Return the number in a launcher's environment variable. Raises UserError if there is none."""
-    text = os.environ[name]
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise UserError(
-            f"{name}={text}: not a number, as launchers set it; without a launcher unset {', '.join(RANK_VARIABLES)}"
-        )
-    return int(text)
+def _number(name: str, alone: int) -> int:
+    """Return the number that a launcher has set; `alone` without a launcher. Raises UserError for another text."""
+    if not launched():
+        return alone
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        text = f"{name}={os.environ[name]}: not a number, as launchers set it"
+        raise UserError(f"{text}; without a launcher unset {', '.join(RANK_VARIABLES)}") from None
 
 
 # -- communication ---------------------------------------------------------------------------------------------------

@@ -1,20 +1,28 @@
-"""The start of several processes for one stage, and what is reported of their errors."""
+"""Several processes for one stage: their start, their meeting, and what is reported of their errors."""
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.process import children, distributed, endings
 from rlhf.process.exhaustion import EXHAUSTED
-from rlhf.process.meeting import check_engine
 from rlhf.process.task import Task, arguments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
-from rlhf.recipe.plain_yaml import read_yaml
+from rlhf.recipe.stages import ONLINE
+from rlhf.run.packages import hash_of_modules
+from rlhf.run.provenance import code_version
 from rlhf.terminal import excerpt
 
-DISTRIBUTED_TYPES = {"ddp": "MULTI_GPU", "fsdp": "FSDP"}  # of accelerate, by engine
+TIMEOUT = timedelta(minutes=10)  # ranks wait this long for one that hangs; a dead one is noticed before
+
+
+# -- their start -----------------------------------------------------------------------------------------------------
 
 
 def needs_launch(recipe: Recipe, stage: StageName) -> bool:
@@ -34,10 +42,13 @@ def launch(loaded: PinnedRecipe, task: Task) -> None:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    stage = task.stage
+    stage, hardware = task.stage, loaded.recipe.hardware
     check_engine(loaded.recipe, stage)
-    count = loaded.recipe.hardware.count
-    flags = [*_engine_flags(loaded), "--num_processes", str(count), "--main_process_port", "0"]
+    file = loaded.directory / f"accelerate-{hardware.engine}.yaml"
+    if not file.exists() and hardware.engine != "ddp":
+        raise UserError(f"hardware.engine: {hardware.engine} needs {file}")
+    engine = ["--config_file", str(file)] if file.exists() else ["--multi_gpu"]  # on any device, for accelerate
+    flags = [*engine, "--num_processes", str(hardware.count), "--main_process_port", "0"]
     logging.disable(logging.CRITICAL)  # the errors below replace the launcher's messages
     kept = os.environ.copy()
     # A rank must not take a file of the current folder for a library, as `python -m` does.
@@ -58,20 +69,6 @@ def launch(loaded: PinnedRecipe, task: Task) -> None:
         os.environ.update(kept)
 
 
-def _engine_flags(loaded: PinnedRecipe) -> list[str]:
-    """Return the options that choose accelerate's engine: the recipe's file for it, which ddp does not need."""
-    engine = loaded.recipe.hardware.engine
-    file = loaded.directory / f"accelerate-{engine}.yaml"
-    if not file.exists() and engine == "ddp":
-        return ["--multi_gpu"]  # accelerate's name for several processes on any device
-    if not file.exists():
-        raise UserError(f"hardware.engine: {engine} needs {file}")
-    found, needed = read_yaml(file).get("distributed_type"), DISTRIBUTED_TYPES[engine]
-    if found != needed:
-        raise UserError(f"{file}: distributed_type is {found}, hardware.engine: {engine} needs {needed}")
-    return ["--config_file", str(file)]
-
-
 def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
     """Return one line about the rank whose end ended the others."""
     ended_by_launcher = (distributed.LOST, -signal.SIGTERM, 128 + signal.SIGTERM)  # not the cause
@@ -84,3 +81,75 @@ def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
     number = next(number for number, failure in failures.items() if failure is first)
     ending = children.ending_in_words(first.exitcode)
     return f"{stage}: rank {number} {ending}, which ended the run; `--resume` continues it"
+
+
+# -- their meeting ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def joined(loaded: PinnedRecipe, stage: StageName) -> Iterator[None]:
+    """Join the recipe's processes: wait for the other ranks, compare recipe and code, and silence all ranks but 0.
+
+    Raises UserError if the launcher started another number of processes than the recipe has, if they do not meet, or if
+    one has another recipe or other code.
+    """
+    check_world(loaded.recipe, stage)
+    if not distributed.launched():
+        yield
+        return
+    from accelerate import PartialState
+
+    with ExitStack() as quiet:
+        if distributed.rank():
+            null_device = quiet.enter_context(open(os.devnull, "w"))
+            quiet.enter_context(redirect_stdout(null_device))
+            quiet.enter_context(redirect_stderr(null_device))
+        try:
+            PartialState(cpu=loaded.recipe.hardware.device == "cpu", timeout=TIMEOUT)
+        except RuntimeError as error:  # torch's DistError and its subclasses
+            raise UserError(
+                f"rank {distributed.rank()} did not meet the others: every machine starts the same command, with rank "
+                f"0's machine as MASTER_ADDR and a free MASTER_PORT ({excerpt(str(error))})"
+            ) from error
+        settings = recipes.deciding_settings(loaded.recipe, stage)
+        try:
+            distributed.agree("recipe", [loaded.sha256, settings, loaded.recipe.hardware.engine])
+            distributed.agree("code", [code_version().commit, hash_of_modules(Path(__file__).parents[1])])
+            yield
+        except distributed.Disagreement:  # every rank raises it, so all can leave
+            _leave()
+            raise
+        _leave()
+
+
+def _leave() -> None:
+    """Leave the group once all ranks are ready to: a rank that leaves earlier looks like one that died."""
+    from accelerate import PartialState
+
+    distributed.barrier()
+    PartialState().destroy_process_group()
+
+
+def check_world(recipe: Recipe, stage: StageName) -> None:
+    """Raise UserError unless the number of ranks is the number that the recipe has for a stage."""
+    expected, started = recipe.processes(stage), distributed.world()
+    if started != expected:
+        raise UserError(
+            f"{stage} with hardware.count: {recipe.hardware.count} runs in {expected} process(es), and {started} were "
+            "started: let `rlhf run` start them, or give the launcher this number; `accelerate launch --cpu` starts one"
+        )
+    check_engine(recipe, stage)
+
+
+def check_engine(recipe: Recipe, stage: StageName) -> None:
+    """Raise UserError if a stage cannot run under the recipe's engine, or was not started for it."""
+    engine = recipe.hardware.engine
+    if recipe.processes(stage) == 1 or engine == "ddp" or stage in ONLINE:
+        return
+    if recipe.hardware.device == "cpu":
+        raise UserError(f"{stage} under {engine} needs GPUs: on CPUs transformers would silently use ddp instead")
+    if distributed.launched() and os.environ.get(f"ACCELERATE_USE_{engine.upper()}") != "true":
+        raise UserError(
+            f"{stage} under {engine} needs `accelerate launch` with accelerate-{engine}.yaml: another "
+            "launcher does not tell transformers"
+        )

@@ -11,7 +11,7 @@ from rlhf.data.tokenize import SpecialIds
 from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import Model
 from rlhf.models.traits import logit_scale
-from rlhf.process.cuda import capturing
+from rlhf.rollout.graphs import capturing
 from rlhf.terminal import message_of, say
 
 STEPS_BETWEEN_CHECKS_BY_DEVICE = {"cpu": 1, "cuda": 8}  # to look for ended rows, the host waits for the device

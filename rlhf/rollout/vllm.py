@@ -128,9 +128,7 @@ class Client:
             reason = excerpt(error.read().decode(errors="replace"))
             raise Interrupted(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {self._hint()}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a bad address
-            raise Interrupted(
-                f"no vLLM server answers at {self.url}{proxies.in_words(self.url)} ({error}); {self._hint()}"
-            ) from error
+            raise Interrupted(f"no vLLM server answers at {self.url} ({error}); {self._hint()}") from error
         try:
             return json.loads(body)
         except ValueError:

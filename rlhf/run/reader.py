@@ -60,8 +60,9 @@ def check(content: object, kind: type[RecordT], source: str) -> RecordT:
         return kind.model_validate(content)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        where = ": ".join([source, *(str(part) for part in problem["loc"])])
-        raise UserError(f"{where}: {excerpt(problem['msg'])}; damaged, or of another version") from None
+        key = ".".join(str(part) for part in problem["loc"])
+        words = f"{key and f'{key}: '}{excerpt(problem['msg'])}"
+        raise UserError(f"{source}: {words}; damaged, or of another version") from None
 
 
 @contextmanager

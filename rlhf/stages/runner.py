@@ -16,7 +16,7 @@ from rlhf.errors import Interrupted, UserError
 from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
-from rlhf.process import children, cuda, distributed, endings, environment, exhaustion, meeting
+from rlhf.process import children, cuda, distributed, endings, environment, exhaustion, launching
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import PinnedRecipe, StageName, parents, shape
 from rlhf.recipe.folders import no_section
@@ -93,7 +93,7 @@ def execute(
         check_settings(loaded, stage)
         if resume is None:
             run.check_nothing_lost()
-        with meeting.joined(loaded, stage):
+        with launching.joined(loaded, stage):
             _check_parents(run)
             tracking.check(report_to)
             with quiet_libraries():

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf.errors import UserError
 from rlhf.models.sharding import keep_layers_whole, shard_layers
-from rlhf.process import distributed, meeting
+from rlhf.process import distributed, launching
 from rlhf.recipe.stages import stage_name
 from rlhf.stages import runner
 from tests.helpers import small
@@ -64,7 +64,7 @@ def check_shards(me: int) -> None:
 
 def main(file: Path) -> None:
     PartialState(cpu=True)
-    meeting._leave = distributed.barrier  # the processes stay together until the last stage
+    launching._leave = distributed.barrier  # the processes stay together until the last stage
     me = distributed.rank()
     check_numbers(me)
     check_shards(me)

@@ -19,9 +19,9 @@ from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import mixed_precision
 from rlhf.plan.predict import Predictor
-from rlhf.process import cuda
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.rehearsal import random_weights_changes
+from rlhf.rollout import graphs
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from tests.helpers import RECIPE, run_stages, undefined_metrics
@@ -120,11 +120,11 @@ def test_the_chain_runs_and_dpo_begins_at_its_reference(tmp_path, kind):
 
 def test_after_a_refused_capture_the_card_can_be_used():
     x = torch.ones(1000, 1000, device="cuda")
-    with pytest.raises(RuntimeError), cuda.capturing(torch.cuda.CUDAGraph()):
+    with pytest.raises(RuntimeError), graphs.capturing(torch.cuda.CUDAGraph()):
         (x @ x).sum().item()
     torch.cuda.empty_cache()  # which fails where the allocator is still in the capture
     graph = torch.cuda.CUDAGraph()
-    with cuda.capturing(graph):
+    with graphs.capturing(graph):
         y = x @ x
     graph.replay()
     assert torch.equal(y, x @ x)

