@@ -94,6 +94,7 @@ class Manifest(Record):
     version: str
     recipe_sha256: str
     released_sha256: str | None = None  # of the released file, if the recipe's was edited since
+    recipe_folder: str | None = None  # from which the recipe was read
     overrides: dict[str, Any]
     seed: Count
     settings: Annotated[dict[str, Any], AfterValidator(moved.read_past)]  # that decide what the stage produces
