@@ -7,11 +7,10 @@ import click
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import SEED
 from rlhf.cli.recipe_options import pair_options
-from rlhf.errors import UserError
+from rlhf.rating import judge as judging
 from rlhf.rating import server
 from rlhf.rating.pairs import PairedAnswers, pair_answers
 from rlhf.rating.ratings import show_summary
-from rlhf.run.packages import install_command
 
 
 @click.command("ab")
@@ -85,10 +84,6 @@ def judge(
     `rlhf ab` shows to people; a choice counts if it is the same in both orders.
     """
     paired = _pairs(choice, out, a, b)
-    try:
-        from rlhf.rating import judge as judging
-    except ModuleNotFoundError as error:
-        raise UserError(f"a judge needs {error.name}: {install_command('judge')}") from None
     judging.run(judging.Judge(url, model), paired, limit=limit, at_once=parallel)
     show_summary(paired)
 

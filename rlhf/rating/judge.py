@@ -7,7 +7,7 @@ import re
 from typing import get_args
 
 from rlhf.evaluation import judging
-from rlhf.evaluation.endpoint import Refused, quoted
+from rlhf.evaluation.judging import Endpoint, Refused, quoted
 from rlhf.process.threads import results_of
 from rlhf.rating import ratings
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
@@ -19,7 +19,6 @@ CHOICES: dict[AnswerOrder, dict[str, str]] = {
     "ab": {"A": "a", "B": "b", "C": "tie"},
     "ba": {"A": "b", "B": "a", "C": "tie"},
 }
-REPLY_CHARACTERS = 200  # characters of a reply that are stored: its end, where a choice stands
 # A line that is a letter, also as `**Answer: A**`; or that begins with one and a mark, as `A: it is right`.
 LETTER = re.compile(r"^\W*(?:(?:answer|verdict|choice)\W*)?([ABC])(?:[^\w:]*$|[.:,)\]] )", re.I | re.M)
 TASK = """\
@@ -36,11 +35,11 @@ class Judge:
         """Ask an easy question first. Raises UserError if the address, the key or the model is wrong."""
         easy = Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {})
         self.rater = f"{ratings.JUDGE}{model}"  # the name under which its ratings are kept
-        self._endpoint = judging.client(url, model, _question(easy, "ab"))
+        self._endpoint = Endpoint(url, model, _question(easy, "ab"))
 
     def replies(self, pair: Pair) -> dict[AnswerOrder, str]:
-        """Return the model's reply about a pair in each order. Raises the errors of Endpoint.ask."""
-        return {order: self._endpoint.ask(_question(pair, order)) for order in get_args(AnswerOrder)}
+        """Return the model's reply about a pair in each order. Raises the errors of Endpoint.reply."""
+        return {order: self._endpoint.reply(_question(pair, order)).text for order in get_args(AnswerOrder)}
 
 
 def _question(pair: Pair, order: AnswerOrder) -> str:
@@ -70,8 +69,7 @@ def run(judge: Judge, paired: PairedAnswers, *, limit: int | None = None, at_onc
         said = {order: CHOICES[order].get(letter(reply) or "") for order, reply in replies.items()}
         first, second = said.values()
         choice = "skip" if first is None or second is None else first if first == second else "tie"
-        kept = {order: reply[-REPLY_CHARACTERS:] for order, reply in replies.items()}
-        ratings.rate(paired.file, pair, judge.rater, choice, "ab", said=said, replies=kept)
+        ratings.rate(paired.file, pair, judge.rater, choice, "ab", said=said)
         return [reply for order, reply in replies.items() if said[order] is None]
 
     refused: list[str] = []

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.evaluation import endpoint
+from rlhf.evaluation import judging
 from rlhf.rating import ratings
 from rlhf.rating.pairs import TEXT_CHARACTERS, Pair, pair_answers
 from rlhf.rating.server import Server
@@ -317,7 +317,7 @@ def test_what_was_judged_is_kept_when_the_endpoint_fails_for_good(root, asked, s
     server = stub(lambda question, times: (500, "oops") if "question 4" in question else honest(question, times))
     code, _, err = asked(server.url, "--parallel", "1")
     assert code == 1 and server.url in err and "500: oops" in err
-    assert max(map(server.asked.count, server.asked)) == 1 + endpoint.RETRIES
+    assert max(map(server.asked.count, server.asked)) == 1 + judging.RETRIES
     kept, before = choices(root, "judge:some/model").keys(), len(server.about_pairs())
     assert kept >= {0, 1, 2, 3} and 4 not in kept
     server.mind = honest

@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 
 from rlhf.errors import UserError
-from rlhf.evaluation.endpoint import RETRIES, Endpoint, Refused, Unavailable
+from rlhf.evaluation.judging import RETRIES, Endpoint, Refused, Unavailable
 from tests.e2e.judges import PROBE, stubs
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 @pytest.fixture
@@ -17,21 +22,22 @@ def stub(monkeypatch):
         yield start
 
 
-def endpoint(url: str, key: str = "", **options: Any) -> Endpoint:
-    return Endpoint(url, "some/model", key, PROBE, **options)
+def endpoint(url: str, **options: Any) -> Endpoint:
+    return Endpoint(url, "some/model", PROBE, **options)
 
 
-def test_a_question_is_asked_with_limits_and_a_key_only_if_there_is_one(stub):
+def test_a_question_is_asked_with_limits_and_a_key_only_if_there_is_one(stub, monkeypatch):
     server = stub(lambda question, times: "A")
-    assert endpoint(server.url).ask("Which?") == "A" and server.headers.get("Authorization") is None
-    assert endpoint(server.url, "sk-1").reply("Which?") == ("A", 0, 0)
+    assert endpoint(server.url).reply("Which?").text == "A" and server.headers.get("Authorization") is None
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    assert endpoint(server.url).reply("Which?") == ("A", 0, 0)
     assert server.headers["Authorization"] == "Bearer sk-1" and set(server.temperatures) == {0}
 
 
 def test_a_model_that_takes_no_temperature_is_asked_without(stub):
     server = stub(lambda question, times: "A")
     server.mind = lambda question, times: (400, "no temperature") if server.temperatures[-1] is not None else "A"
-    assert endpoint(server.url).ask("Which?") == "A" and server.temperatures == [0, None, None]
+    assert endpoint(server.url).reply("Which?").text == "A" and server.temperatures == [0, None, None]
 
 
 def test_a_busy_and_broken_endpoint_is_asked_again_as_long_as_it_says(stub, monkeypatch):
@@ -39,14 +45,14 @@ def test_a_busy_and_broken_endpoint_is_asked_again_as_long_as_it_says(stub, monk
     monkeypatch.setattr(time, "sleep", waited.append)
     faults = {1: (429, "slow down", ("Retry-After", "7")), 2: (500, "oops"), 3: (503, "")}
     server = stub(lambda question, times: "A" if question == PROBE else faults.get(times) or "B")
-    assert endpoint(server.url).ask("Which?") == "B" and len(server.asked) == 5
+    assert endpoint(server.url).reply("Which?").text == "B" and len(server.asked) == 5
     assert waited[0] == 7 and 0.5 <= waited[1] <= waited[2] + 0.5
 
 
 def test_an_endpoint_that_fails_for_good_is_given_up(stub):
     server = stub(lambda question, times: "A" if question == PROBE else (500, "oops"))
     with pytest.raises(Unavailable, match=r"500: oops"):
-        endpoint(server.url).ask("Which?")
+        endpoint(server.url).reply("Which?")
     assert len(server.asked) == 2 + RETRIES
 
 
@@ -61,10 +67,11 @@ def test_an_endpoint_that_fails_for_good_is_given_up(stub):
         ((200, '{"choices": []}'), "", "chat completion"),
     ],
 )
-def test_what_is_wrong_with_an_endpoint_is_one_line(stub, reply, key, said):
+def test_what_is_wrong_with_an_endpoint_is_one_line(stub, monkeypatch, reply, key, said):
     server = stub(lambda question, times: reply)
+    monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(UserError, match=said) as caught:
-        endpoint(server.url, key)
+        endpoint(server.url)
     assert server.url in str(caught.value) and str(caught.value).isprintable()
     assert isinstance(caught.value, Refused) == (reply[0] == 400)
 
@@ -82,7 +89,8 @@ def test_a_proxy_that_cannot_be_used_is_one_line(monkeypatch):
         endpoint("http://judge.invalid/v1", retries=0)
 
 
-def test_a_key_is_never_shown():
+def test_a_key_is_never_shown(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-\nsecret")
     with pytest.raises(UserError) as caught:
-        endpoint("http://127.0.0.1:9/v1", "sk-\nsecret")
+        endpoint("http://127.0.0.1:9/v1")
     assert "OPENAI_API_KEY" in str(caught.value) and "secret" not in str(caught.value)

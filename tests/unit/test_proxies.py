@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rlhf.evaluation.endpoint import Endpoint
+from rlhf.evaluation.judging import Endpoint
 from rlhf.process import proxies
 from rlhf.rollout.vllm import Client
 
@@ -56,7 +56,7 @@ def proxy(request, monkeypatch):
 
 
 def test_a_server_on_this_machine_is_asked_around_a_proxy(server, proxy):
-    assert Endpoint(f"{server}/v1", "judge", "", "2 + 2?").ask("2 + 2?") == "4"
+    assert Endpoint(f"{server}/v1", "judge", "2 + 2?").reply("2 + 2?").text == "4"
     Client(server, lambda: "vllm serve")
 
 

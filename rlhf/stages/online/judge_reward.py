@@ -9,19 +9,15 @@ import re
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlhf.data.normal import says_something
-from rlhf.evaluation import judging
+from rlhf.evaluation.judging import Endpoint, Refused, Unavailable, conclusion, question
 from rlhf.files import append, replacing
 from rlhf.process.threads import results_of
 from rlhf.run import reader
 from rlhf.run.layout import JUDGED_FILE
 from rlhf.run.packages import install_command, require
 from rlhf.run.records import Amount, Count, Record
-
-if TYPE_CHECKING:
-    from rlhf.evaluation.endpoint import Endpoint
 
 EASY = "Reply with the number 1 and nothing else."
 TASK = (
@@ -78,13 +74,13 @@ class JudgeReward:
         texts = dict(zip(digests, zip(prompts, completions, strict=True), strict=True))
         new = [d for d, (_, answer) in texts.items() if says_something(answer) and d not in self._judged]
         if new and self._endpoint is None:
-            self._endpoint = judging.client(self.url, self.model, EASY, option="the judge's url")
+            self._endpoint = Endpoint(self.url, self.model, EASY, option="the judge's url")
         answered = 0
         for number, outcome in enumerate(results_of(lambda d: self._asked(d, *texts[d]), new, self.at_once), 1):
             if isinstance(outcome, JudgedLine):
                 answered += 1
                 self._keep(outcome)
-            elif type(outcome).__name__ != "Unavailable" or (number == len(new) and not answered):
+            elif not isinstance(outcome, Unavailable) or (number == len(new) and not answered):
                 raise outcome
         marks = [self._judged[d].mark if d in self._judged else None for d in digests]
         return [mark if says_something(answer) else 0.0 for mark, answer in zip(marks, completions, strict=True)]
@@ -102,12 +98,10 @@ class JudgeReward:
 
     def _asked(self, digest: str, prompt: str, answer: str) -> JudgedLine:
         """Ask about an answer. Raises what `Endpoint.reply` raises where it is never answered."""
-        from rlhf.evaluation.endpoint import Refused
-
         assert self._endpoint is not None
         material = {"conversation": prompt, "answer": answer}
         try:
-            reply = self._endpoint.reply(judging.question(self.task, material, digest[:16], REPLY_WITH))
+            reply = self._endpoint.reply(question(self.task, material, digest[:16], REPLY_WITH))
         except Refused:
             return JudgedLine(judge=self.identity, question=digest, mark=None, tokens_in=0, tokens_out=0)
         found, usage = mark(reply.text, self.most), {"tokens_in": reply.tokens_in, "tokens_out": reply.tokens_out}
@@ -121,7 +115,7 @@ class JudgeReward:
 
 def mark(reply: str, most: int) -> float | None:
     """Return the mark that a reply ends with, at most `most`: `7`, `Score: 7`, `7/10`. Reasoning does not count."""
-    if not (text := judging.conclusion(reply)):
+    if not (text := conclusion(reply)):
         return None
     found = re.fullmatch(rf"{MARK_LINE}(?:\s*(?:/|out of)\s*{most})?\W*", text.splitlines()[-1].strip(), re.I)
     number = float(found[1]) if found else math.inf
