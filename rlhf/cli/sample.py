@@ -88,17 +88,15 @@ def sample(
     run = StageRun(out, loaded, EVALUATE)  # sampling is that of evaluation
     labels = own_prompts.require(run, stages)
     with quiet_libraries():
-        answers = own_prompts.sample(run, labels, own.prompts, count, temperature, tokens)
-    lines = [SampleLine.model_validate(row) for row in answers.rows]
+        answers, cut = own_prompts.sample(run, labels, own, count, temperature, tokens)
+    lines = [SampleLine.model_validate(row) for row in answers]
     title = f"{loaded.name} {loaded.version}: answers to {prompts.name}"
     _show(lines)
-    if own.repeated:
-        say(f"{prompts}: {counted(own.repeated, 'repeated prompt')} left out")
-    if answers.cut:
+    if cut:
         limit = loaded.recipe.evaluate.max_prompt_length
-        say(f"{counted(answers.cut, 'prompt')} cut to the last {limit} tokens (evaluate.max_prompt_length)")
+        say(f"{counted(cut, 'prompt')} cut to the last {limit} tokens (evaluate.max_prompt_length)")
     if to is not None:
-        rows = ({"step": 0, **row} for row in answers.rows)  # as a stage logs its samples
+        rows = ({"step": 0, **row} for row in answers)  # as a stage logs its samples
         write_output(to, json_lines(rows))
         screen.OUT.print(f"{counted(len(lines), 'row')} written to {to}")
     if page is not None:

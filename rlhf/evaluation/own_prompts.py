@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from rlhf.data import formats, raw
 from rlhf.data.corpus import Prompt
@@ -20,15 +19,8 @@ from rlhf.terminal.progress import working
 LABELS: tuple[PolicyLabel, ...] = ("base", SFT, *POLICIES)
 
 
-class OwnPrompts(NamedTuple):
-    """Prompts in the order of their file, each once, and how many of its rows repeat one."""
-
-    prompts: list[Prompt]
-    repeated: int
-
-
-def read(file: Path) -> OwnPrompts:
-    """Return the prompts of a text (`.txt`) with one on each line, or of a data file's rows.
+def read(file: Path) -> list[Prompt]:
+    """Return the prompts, each once, of a text (`.txt`) with one on each line, or of a data file's rows.
 
     Raises UserError for a file without prompts.
     """
@@ -42,8 +34,7 @@ def read(file: Path) -> OwnPrompts:
         found = [row.prompt for row in data.rows if not isinstance(row, Document)]
     if not found:
         raise UserError(f"{file}: no prompts; write one on each line of a .txt file, or rows with a 'prompt'")
-    prompts = list(dict.fromkeys(found))
-    return OwnPrompts(prompts, len(found) - len(prompts))
+    return list(dict.fromkeys(found))
 
 
 def require(run: StageRun, labels: Sequence[PolicyLabel]) -> list[PolicyLabel]:
@@ -61,13 +52,6 @@ def require(run: StageRun, labels: Sequence[PolicyLabel]) -> list[PolicyLabel]:
     return chosen
 
 
-class Answers(NamedTuple):
-    """Rows as in samples.jsonl, `count` for each prompt, and the number of prompts that were cut."""
-
-    rows: list[JsonObject]
-    cut: int
-
-
 def sample(
     run: StageRun,
     labels: Sequence[PolicyLabel],
@@ -75,16 +59,17 @@ def sample(
     count: int,
     temperature: float | None = None,
     tokens: int | None = None,
-) -> Answers:
+) -> tuple[list[JsonObject], int]:
     """Sample `count` answers to each prompt from each policy, with its scores by the reward models that are finished.
+
+    Returns rows as in samples.jsonl, and the number of prompts that were cut.
 
     Sampling is that of `evaluate` in the recipe, and so is its stream of random numbers: the same prompts give the same
     answers. `temperature` and `tokens`, of the longest answer, replace the recipe's.
     """
     recipe = run.loaded.recipe
     cuda.set_environment(recipe)
-    from rlhf.evaluation.policies import heldout_sampling, measure
-    from rlhf.evaluation.run_policies import load_roles, role_of
+    from rlhf.evaluation.policies import heldout_sampling, load_roles, measure, role_of
     from rlhf.evaluation.samples import sample_rows
     from rlhf.models.loading import load_tokenizer
     from rlhf.process.torch_setup import set_up_torch
@@ -115,4 +100,4 @@ def sample(
         )
         for label in labels
     }
-    return Answers(sample_rows(tokenizer, prompts, samples), cut)
+    return sample_rows(tokenizer, prompts, samples), cut

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Self
 
@@ -15,14 +16,18 @@ from rlhf.data.corpus import Prompt
 from rlhf.data.normal import says_something
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
-from rlhf.evaluation.pass_at_k import PerPrompt, pass_at_k
+from rlhf.evaluation.reward_model import add_reward_models
+from rlhf.models.loading import load_base
+from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase, check_scores
 from rlhf.process import distributed
+from rlhf.recipe import Recipe
 from rlhf.recipe.schema import Evaluate
-from rlhf.recipe.stages import PolicyStart, Role, derived_seed
+from rlhf.recipe.stages import SFT, PolicyLabel, PolicyName, PolicyStart, Role, derived_seed
 from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
+from rlhf.run.directory import StageRun
 from rlhf.run.evidence import HELDOUT_PROMPTS, NO_VERDICT
 from rlhf.stats import (
     Estimate,
@@ -42,6 +47,7 @@ KL_CHUNK = 1024  # response tokens whose two distributions exist at the same tim
 KL_LOGITS = 2**25  # numbers in each distribution's tensor, at most: 220 tokens of a vocabulary of 152,000, 128 MiB
 
 
+PerPrompt = list[list[float]]  # numbers of the answers to each prompt
 # (prompts, responses, the reward model's scores or None, responses as tokens) -> rewards by name, and scores that
 # replace the model's.
 EvaluationRewards = Callable[
@@ -120,6 +126,20 @@ class PolicySamples:
         means |= {name: _mean_verdict(numbers) for name, numbers in self.judgements.items()}
         means |= {f"reward_{name}": _mean_verdict(numbers) for name, numbers in self.rewards.items()}
         return means | self.no_verdict()
+
+
+def load_roles(run: StageRun, device: torch.device, start: Path | None, trained: Sequence[PolicyName]) -> SharedBase:
+    """Return the base with the `start` as `reference`, each trained policy under its stage's name, any reward model."""
+    roles: dict[Role, AdapterStart] = {"reference": start, **{stage: run.parents.folder(stage) for stage in trained}}
+    hardware = run.loaded.recipe.hardware
+    shared = SharedBase(load_base(run.base, device), roles, lean=hardware.trunk == "lean", joins=hardware.joined_rows)
+    add_reward_models(shared, run)
+    return shared
+
+
+def role_of(label: PolicyLabel, recipe: Recipe) -> Role:
+    """Return the role under which `load_roles` has a policy; SFT, at which policies start, is the reference."""
+    return "reference" if label == SFT or label == recipe.start else label
 
 
 def heldout_sampling(options: Evaluate, at_once: int | None = None) -> Sampling:
@@ -225,9 +245,9 @@ def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyS
     """
     metrics = after.metrics() | {f"response_length_{start}": before.metrics()["response_length"]}
     for name, numbers in before.rewards.items():
-        old, new = _both_judged(numbers, after.rewards[name])
+        both = _judged(numbers, after.rewards[name])
         metrics[f"reward_{name}_{start}"] = _mean_verdict(numbers)
-        metrics[f"reward_{name}_gain"] = _mean_verdict(new) - _mean_verdict(old)
+        metrics[f"reward_{name}_gain"] = _mean_verdict(after.rewards[name][both]) - _mean_verdict(numbers[both])
     for name, old, new in _judgements(before, after):
         metrics[f"{name}_{start}"] = _mean_verdict(old)
         metrics[f"{name}_gain_sd"] = gain(old, new)
@@ -254,7 +274,8 @@ def gain(old: Tensor, new: Tensor) -> float:
 
     Only pairs with both verdicts count. With fewer than two there is no sd, and the gain is NaN.
     """
-    old, new = _both_judged(old, new)
+    both = _judged(old, new)
+    old, new = old[both], new[both]
     return ((new.mean() - old.mean()) / old.std()).item() if len(old) > 1 else math.nan
 
 
@@ -315,24 +336,50 @@ def of_several_samples(before: PolicySamples, after: PolicySamples) -> dict[str,
     return metrics | _ends({name: clustered_share(x, range(len(x))) for name, x in shares.items()})
 
 
+def pass_at_k(verdicts: PerPrompt) -> dict[str, list[float]]:
+    """Return pass@k, prompt by prompt, for k = 2, 4, 8, …, from verdicts of 0 and 1, NaN where there is none.
+
+    Of n verdicts with c right ones it is 1 − C(n − c, k)/C(n, k) (arXiv 2107.03374, eq. 1). A prompt with fewer than k
+    verdicts does not count. Other rewards have no pass@k: the result is empty.
+    """
+    known = [[number for number in numbers if number == number] for numbers in verdicts]
+    if not {number for numbers in known for number in numbers} <= {0.0, 1.0}:
+        return {}
+    most = max(map(len, known), default=0)
+    return {
+        f"pass_at_{k}": [
+            1 - math.comb(len(numbers) - int(sum(numbers)), k) / math.comb(len(numbers), k)
+            for numbers in known
+            if len(numbers) >= k
+        ]
+        for k in (2**power for power in range(1, most.bit_length()))
+    }
+
+
 def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStart) -> dict[str, float]:
     """Return the ends of 95 % intervals, as `<metric>_low` and `<metric>_high` of metrics of `gains_over_start`.
 
     These are the win rate, the gains, and the means of reward functions. Responses to one prompt may depend on each
     other. A metric is left out if its interval cannot be estimated.
     """
-    prompts = after.prompt_indices
-    estimates = {f"reward_{name}": _mean_reward(numbers, prompts) for name, numbers in after.rewards.items()}
+    estimates: dict[str, Estimate | None] = {}
+    for name, numbers in after.rewards.items():
+        prompts, (rewards,) = _with_verdict(after, numbers)
+        if rewards and set(rewards) <= {0.0, 1.0}:  # a share of right answers
+            estimates[f"reward_{name}"] = clustered_share(rewards, prompts)
+        elif rewards:
+            estimates[f"reward_{name}"] = mean_interval(rewards, prompts, share_bounds(rewards))
     if before is not after:
         for name, numbers in after.rewards.items():
-            estimates[f"reward_{name}_gain"] = _reward_gain(before.rewards[name], numbers, prompts)
+            prompts, (old_rewards, rewards) = _with_verdict(after, before.rewards[name], numbers)
+            estimates[f"reward_{name}_gain"] = paired_difference(old_rewards, rewards, prompts)
         for name, old, new in _judgements(before, after):
-            judged, (of_start, of_policy) = _with_verdict(prompts, old, new)
-            estimates[f"{name}_gain_sd"] = gain_in_sd(of_start, of_policy, judged)
+            prompts, (of_start, of_policy) = _with_verdict(after, old, new)
+            estimates[f"{name}_gain_sd"] = gain_in_sd(of_start, of_policy, prompts)
         if before.scores is not None and after.scores is not None:
-            judged, (differences,) = _with_verdict(prompts, after.scores - before.scores)
+            prompts, (differences,) = _with_verdict(after, after.scores - before.scores)
             if differences:
-                estimates[f"win_rate_vs_{start}"] = clustered_share(outcomes(differences), judged)
+                estimates[f"win_rate_vs_{start}"] = clustered_share(outcomes(differences), prompts)
     return _ends(estimates)
 
 
@@ -351,32 +398,15 @@ def _mean_verdict(numbers: Tensor) -> float:
     return numbers[~numbers.isnan()].mean().item()
 
 
-def _both_judged(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the pairs in which both have a verdict."""
-    judged = ~(old.isnan() | new.isnan())
-    return old[judged], new[judged]
+def _judged(*sides: Tensor) -> Tensor:
+    """Return which responses (N,) have a verdict, not NaN, on each side."""
+    return ~torch.stack([side.isnan() for side in sides]).any(0)
 
 
-def _with_verdict(prompts: Sequence[int], *sides: Tensor) -> tuple[list[int], list[list[float]]]:
-    """Return the prompts of the responses with a reward, not NaN, on each side, and each side's rewards of these."""
-    kept = ~torch.stack([side.isnan() for side in sides]).any(0)
-    return [prompt for prompt, judged in zip(prompts, kept.tolist(), strict=True) if judged], [
-        side[kept].tolist() for side in sides
-    ]
-
-
-def _mean_reward(numbers: Tensor, prompts: Sequence[int]) -> Estimate | None:
-    """Return the mean of rewards with its interval; rewards that are all 0 or 1 are a share of right answers."""
-    judged, (rewards,) = _with_verdict(prompts, numbers)
-    if rewards and set(rewards) <= {0.0, 1.0}:
-        return clustered_share(rewards, judged)
-    return mean_interval(rewards, judged, share_bounds(rewards)) if rewards else None
-
-
-def _reward_gain(before: Tensor, after: Tensor, prompts: Sequence[int]) -> Estimate | None:
-    """Return the mean gain of a reward, with its interval, over the responses that have it before and after."""
-    judged, (old, new) = _with_verdict(prompts, before, after)
-    return paired_difference(old, new, judged)
+def _with_verdict(policy: PolicySamples, *sides: Tensor) -> tuple[list[int], list[list[float]]]:
+    """Return the prompts of the responses that are `_judged`, and each side's numbers of these."""
+    kept = _judged(*sides)
+    return torch.tensor(policy.prompt_indices)[kept].tolist(), [side[kept].tolist() for side in sides]
 
 
 def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from rlhf.data.corpus import Corpus, Prompt
-from rlhf.models.folders import check_encoder
 from rlhf.models.weights import check_base, check_report
 from rlhf.run.reader import reading
 
@@ -47,11 +46,10 @@ class Overlap:
         for suffix, rows in ((suffix, rows) for suffix, rows in self._rows.items() if rows):
             pairs = [(texts[i], reference) for i, reference in rows]
             metrics[f"bleu{suffix}"] = corpus_bleu([a for a, _ in pairs], [[b for _, b in pairs]]).score
-            scores = [rouge.score(b, a)["rougeL"].fmeasure for a, b in pairs]
-            metrics[f"rouge_l{suffix}"] = sum(scores) / len(scores)
+            metrics[f"rouge_l{suffix}"] = sum(rouge.score(b, a)["rougeL"].fmeasure for a, b in pairs) / len(pairs)
             if self._encoder is not None:
-                scores = [bertscore(self._encoder.embed(a), self._encoder.embed(b)) for a, b in pairs]
-                metrics[f"bertscore{suffix}"] = sum(scores) / len(scores)
+                embed = self._encoder.embed
+                metrics[f"bertscore{suffix}"] = sum(bertscore(embed(a), embed(b)) for a, b in pairs) / len(pairs)
         return metrics
 
 
@@ -72,7 +70,6 @@ class Encoder:
     """A BERT-like model, whose last layer gives the vectors of tokens. Raises UserError where it cannot be read."""
 
     def __init__(self, folder: Path, device: torch.device):
-        check_encoder(folder)
         with reading(folder):
             self._tokenizer = AutoTokenizer.from_pretrained(folder)
             model, report = AutoModel.from_pretrained(
@@ -82,16 +79,13 @@ class Encoder:
         check_base(model, str(folder))
         self._model = model.to(device).eval()
         self._longest = min(model.config.max_position_embeddings - 2, self._tokenizer.model_max_length)  # RoBERTa's − 2
-        self._known: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def embed(self, text: str) -> Tensor:
         """Return unit vectors (T, H) of a text's tokens, without the special tokens at its ends."""
-        if text not in self._known:
-            encoded = self._tokenizer(
-                text, return_tensors="pt", truncation=True, max_length=self._longest, return_special_tokens_mask=True
-            )
-            marks = encoded.pop("special_tokens_mask")[0].bool()
-            hidden = self._model(**encoded.to(self._model.device)).last_hidden_state[0].float().cpu()
-            self._known[text] = torch.nn.functional.normalize(hidden[~marks], dim=-1)
-        return self._known[text]
+        encoded = self._tokenizer(
+            text, return_tensors="pt", truncation=True, max_length=self._longest, return_special_tokens_mask=True
+        )
+        marks = encoded.pop("special_tokens_mask")[0].bool()
+        hidden = self._model(**encoded.to(self._model.device)).last_hidden_state[0].float().cpu()
+        return torch.nn.functional.normalize(hidden[~marks], dim=-1)

@@ -15,7 +15,7 @@ from rlhf.run.evidence import judgements
 from rlhf.run.outcomes import Example, Examples
 
 LabelT = TypeVar("LabelT", bound=str)  # names of policies
-SHOWN_AT = (1 / 4, 1 / 2, 3 / 4)  # of all gains, from the least to the largest
+SHOWN = 3  # prompts
 
 
 def sample_rows(
@@ -78,46 +78,23 @@ def expected_answers(corpus: Corpus) -> dict[Prompt, str]:
 
 
 def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples]) -> Examples:
-    """Return three prompts with the answers of every policy, chosen so that they are typical of the gain.
+    """Return the first SHOWN prompts to which the second policy answers otherwise than the first one, the start.
 
-    `samples` begins with the start; the gain is that of the second policy over it, in the judgement that counts most.
-    Prompts are those at a quarter, half and three quarters of all gains; of equal gains the first whose answer changed.
-    Without a judgement they are the first whose answer changed.
+    Under each policy's name stands the last turn's answer, with the number that counts most.
     """
-    policies = list(samples.values())
-    before, after = policies[0], policies[min(1, len(policies) - 1)]
-    changed = [a != b for a, b in zip(before.texts, after.texts, strict=True)]
-    old, new = _judged(before), _judged(after)
-    name = next((name for name in judgements(after.rewards) if name in old and name in new), None)
-    if name is None:
-        order = sorted(range(len(changed)), key=lambda i: (not changed[i], i))
-        chosen, rule = order[: len(SHOWN_AT)], "the first whose answer changed"
-    else:
-        gains = (new[name] - old[name]).tolist()
-        judged = sorted((i for i, gain in enumerate(gains) if not math.isnan(gain)), key=lambda i: gains[i])
-        chosen, rule = [], f"at a quarter, half and three quarters of the gains in {_words(name)}"
-        for share in SHOWN_AT if judged else ():
-            gain = gains[judged[int(share * len(judged))]]
-            equal = [i for i in judged if gains[i] == gain and i not in chosen]
-            chosen += sorted(equal, key=lambda i: (not changed[i], i))[:1]
-    return Examples(rule, [_example(prompts[i // before.samples_per_prompt], samples, i, name) for i in chosen])
-
-
-def _judged(policy: PolicySamples) -> dict[str, Tensor]:
-    """Return the numbers (N,) of each judge and reward function."""
-    return {**policy.rewards, **policy.judgements}
-
-
-def _words(judgement: str) -> str:
-    return judgement.replace("_", " ")
-
-
-def _example(prompt: Prompt, samples: Mapping[LabelT, PolicySamples], i: int, judgement: str | None) -> Example:
-    """Return the last turn of the user, and each policy's answer under its name and judgement."""
-    question = next((message.content for message in reversed(prompt) if message.role == "user"), prompt[-1].content)
-    shown = {}
-    for name, policy in samples.items():
-        given = _given(_judged(policy), i).get(judgement or "")
-        number = "" if judgement is None or given is None else f" ({_words(judgement)} {given:.2f})"
-        shown[name + number] = policy.texts[i]
-    return Example(question, shown)
+    start, *others = samples.values()
+    after = others[0] if others else start
+    numbers = {**after.rewards, **after.judgements}
+    name = next((name for name in judgements(after.rewards) if name in numbers), "")
+    order = sorted(range(len(start.texts)), key=lambda i: start.texts[i] == after.texts[i])
+    shown = []
+    for i in order[:SHOWN]:
+        answers = {}
+        for label, policy in samples.items():
+            number = _given({**policy.rewards, **policy.judgements}, i).get(name)
+            beside = "" if number is None else f" ({name.replace('_', ' ')} {number:.2f})"
+            answers[label + beside] = policy.texts[i]
+        prompt = prompts[i // start.samples_per_prompt]
+        question = next((message.content for message in reversed(prompt) if message.role == "user"), prompt[-1].content)
+        shown.append(Example(question, answers))
+    return Examples("the first whose answer changed", shown)

@@ -21,12 +21,13 @@ from rlhf.evaluation.policies import (
     gains_over_start,
     heldout_sampling,
     interval_ends,
+    load_roles,
     measure,
     of_several_samples,
+    role_of,
 )
 from rlhf.evaluation.references import Overlap, answers
 from rlhf.evaluation.reward_model import reward_model_figures, scores_of
-from rlhf.evaluation.run_policies import load_roles, role_of
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.files import JsonObject, write_json
 from rlhf.models.shared_base import SharedBase
