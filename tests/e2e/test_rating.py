@@ -291,7 +291,7 @@ def test_an_honest_judge_is_asked_in_both_orders_and_never_again(root, asked, st
     assert code == 0 and len(server.about_pairs()) == 20
     assert choices(root, "judge:some/model") == dict.fromkeys(range(9), "b") | {9: "tie"}
     first = rows(root)[0].plain()
-    assert first["said"] == {"ab": "b", "ba": "b"} and first["replies"] == {"ab": "**B**", "ba": "A"}
+    assert first["said"] == {"ab": "b", "ba": "b"}
     assert "judge:some/model" in out and "0%" in out
     assert asked(server.url)[0] == 0 and len(server.about_pairs()) == 20
 
