@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rlhf.errors import OptionError, UserError
 from rlhf.process import proxies
-from rlhf.run.packages import require_found
+from rlhf.run.packages import install_command, require
 from rlhf.terminal import excerpt, harmless
 
 TIMEOUT = 300.0  # seconds for one answer
@@ -60,7 +60,7 @@ class Endpoint:
 
     def __init__(self, url: str, model: str, easy: str, *, option: str = "--url", retries: int = RETRIES):
         """Ask the question `easy` first. Raises UserError if the address, the key or the model is wrong."""
-        require_found(("openai", "httpx2"), "a judge", "judge")
+        require(["openai", "httpx2"], "a judge", install_command("judge"))
         import httpx2
         import openai
 

@@ -1,13 +1,12 @@
 """Metrics sent to TensorBoard, Trackio or W&B on request, by accelerate's trackers."""
 
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.run.packages import install_command
+from rlhf.run.packages import install_command, require
 from rlhf.terminal import message_of, say
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
@@ -17,9 +16,7 @@ Log = Callable[[int, Mapping[str, float]], None]
 def check(report_to: Sequence[str]) -> None:
     """Raise UserError for a tracker that is not installed, before any work is done."""
     for name in report_to:
-        if importlib.util.find_spec(name) is None:
-            extra = "tracking" if name == "tensorboard" else name
-            raise UserError(f"--report-to {name}: {name} is not installed; {install_command(extra)}")
+        require([name], f"--report-to {name}", install_command("tracking" if name == "tensorboard" else name))
 
 
 @contextmanager
