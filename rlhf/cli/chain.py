@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from rlhf import recipe as recipes
 from rlhf.plan import cache
@@ -31,7 +30,7 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
     """
     for run in chain:
         runner.check_section(run.loaded, run.stage)
-    unfinished = [run for run in chain if _where_finished(run) is None]
+    unfinished = [run for run in chain if run.done() is None]
     for run in unfinished:
         runner.check_settings(run.loaded, run.stage)
     if unfinished:
@@ -84,16 +83,11 @@ def _run_parent(task: Task, unfinished: StageRun) -> None:
 
 
 def report_done(run: StageRun) -> bool:
-    """Return whether a stage is finished, here or in another root; print where."""
-    path = _where_finished(run)
-    if path:
-        screen.OUT.print(f"{run.stage}: done ({path})")
-    return path is not None
-
-
-def _where_finished(run: StageRun) -> Path | None:
-    """Return where a stage is finished, here or in another root; None if it is not."""
-    return run.parents.elsewhere(run.stage) or (run.path if run.done() is not None else None)
+    """Return whether a stage is finished; print where."""
+    done = run.done() is not None
+    if done:
+        screen.OUT.print(f"{run.stage}: done ({run.path})")
+    return done
 
 
 def forecast(loaded: PinnedRecipe, stage: StageName, timed: bool = True) -> runner.Forecast:

@@ -48,12 +48,6 @@ RECIPES = click.option(
     expose_value=False,
     help="Folder of recipes. [default: RLHF_RECIPES, recipes/ here, or the installed ones]",
 )
-REUSE = click.option(
-    "--reuse",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="ROOT",
-    help="Another root of runs; its finished stages are used if --out has none.",
-)
 
 
 def chooses_recipe(

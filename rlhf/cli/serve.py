@@ -10,7 +10,7 @@ import click
 
 from rlhf.cli import container
 from rlhf.cli.choice import Choice
-from rlhf.cli.recipe_options import REUSE, RUN, RUN_HELP, chooses_recipe
+from rlhf.cli.recipe_options import RUN, RUN_HELP, chooses_recipe
 from rlhf.recipe.stages import EVALUATE, MERGE
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
@@ -21,9 +21,8 @@ from rlhf.terminal import say
 @click.command()
 @RUN
 @chooses_recipe(**RUN_HELP, out=True, on_device=True)
-@REUSE
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
-def serve(choice: Choice, out: Path, reuse: Path | None, port: int) -> None:
+def serve(choice: Choice, out: Path, port: int) -> None:
     """Serve the merged model to OpenAI's clients, by vLLM if it is installed, else by transformers.
 
     The server's command is printed and takes the place of this one: copy it to add options of the server. The model's
@@ -31,7 +30,7 @@ def serve(choice: Choice, out: Path, reuse: Path | None, port: int) -> None:
     and has all settings. Without it, name the recipe and its changes as for the run.
     """
     loaded = choice.load(merging=True)
-    merged = StageRun(out, loaded, EVALUATE, reuse).parents.require(MERGE)
+    merged = StageRun(out, loaded, EVALUATE).parents.require(MERGE)
     root = merged.parents[2]
     model = str((merged / MODEL).relative_to(root))
     words = ["vllm", "serve", model, "--served-model-name", model, "--dtype", loaded.recipe.model.dtype]

@@ -10,7 +10,7 @@ from rlhf import terminal
 from rlhf.cli import chain, report
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import PRICE
-from rlhf.cli.recipe_options import REUSE, RUN, TRAINING_HELP, chooses_recipe
+from rlhf.cli.recipe_options import RUN, TRAINING_HELP, chooses_recipe
 from rlhf.cli.summary_tables import summary_table, targets_table
 from rlhf.errors import OptionError
 from rlhf.observe import tracking, watch
@@ -66,7 +66,6 @@ def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path
 @click.option(
     "--with-parents", is_flag=True, help="First run the stages that this one builds on, unless they are finished."
 )
-@REUSE
 @click.option(
     "--resume/--restart",
     default=None,
@@ -104,7 +103,6 @@ def run(
     choice: Choice,
     stage: StageName,
     out: Path,
-    reuse: Path | None,
     resume: bool | None,
     report_to: tuple[str, ...],
     with_parents: bool,
@@ -122,7 +120,6 @@ def run(
         loaded,
         stage,
         out,
-        reuse=None if reuse is None else str(reuse),
         resume=resume,
         report_to=list(report_to),
         stop_on=list(stop_on),
@@ -132,8 +129,8 @@ def run(
     )
     if with_parents and (not if_needed or loaded.recipe.section(stage) is not None):
         cuda.set_environment(loaded.recipe)  # the checks of the chain import torch
-        this_run = StageRun(out, loaded, stage, reuse, only=only)
-        parents = [StageRun(out, loaded, name, reuse) for name in chain.stages_before(this_run)]
+        this_run = StageRun(out, loaded, stage, only=only)
+        parents = [StageRun(out, loaded, name) for name in chain.stages_before(this_run)]
         chain.check_chain([*parents, this_run], preflight)
         chain.run_parents(task, parents)
     path = run_task(task, loaded)
@@ -158,12 +155,12 @@ def _show_next(stage: StageName, path: Path, recipe: Recipe) -> None:
 
 def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
     """Run a stage and print what came of it. Return its folder; None where this process has nothing to say of it."""
-    stage, out, reuse = task.stage, Path(task.out), Path(task.reuse) if task.reuse else None
+    stage, out = task.stage, Path(task.out)
     if task.if_needed and loaded.recipe.section(stage) is None:
         screen.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return None
     cuda.set_environment(loaded.recipe)
-    this_run = StageRun(out, loaded, stage, reuse, only=task.only)
+    this_run = StageRun(out, loaded, stage, only=task.only)
     if task.if_needed and chain.report_done(this_run):
         return None
     if launching.needs_launch(loaded.recipe, stage) and this_run.done() is None:
@@ -178,7 +175,6 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
         report_to=task.report_to,
         preflight=lambda: chain.forecast(loaded, stage) if task.preflight else runner.Forecast(),
         stop_on=task.stop_on,
-        reuse_root=reuse,
         only=task.only,
     )
     if summary is None or distributed.rank():

@@ -17,7 +17,7 @@ from rlhf.recipe.chain import differences
 from rlhf.recipe.stages import EVALUATE, POLICIES, RM, SFT, PolicyLabel, PolicyName
 from rlhf.run import reader
 from rlhf.run.evidence import IS_BETTER, NO_DIFFERENCE, NO_VERDICT, Word, verdict, way_to_know
-from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest, stage_folder
+from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest
 from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
 from rlhf.run.outcomes import Answer, Details, SampleLine
 from rlhf.terminal import wording
@@ -142,8 +142,8 @@ def load(run_directory: Path, stage: PolicyLabel | None = None) -> PolicyEvaluat
         answers.setdefault(line.prompt, []).append(line.answers[stage])
     if stage is None or not lines:
         raise UserError(f"{folder / SAMPLES}: no samples there")
-    rm_summary = read_summary(stage_folder(run_directory, RM))
-    policy = run_directory / stage if stage == "base" else stage_folder(run_directory, stage)
+    rm_summary = read_summary(run_directory / RM)
+    policy = run_directory / stage
     of_policy = read_manifest(policy).settings if (policy / MANIFEST).is_file() else {}
     metrics = {key.removeprefix(f"{stage}/"): x for key, x in summary.metrics.items() if x is not None}
     return PolicyEvaluation(

@@ -32,7 +32,6 @@ class Task(Record):
     seed: int
     argv: list[str]  # of the command that the user typed, for the manifest
     out: str  # root of runs
-    reuse: str | None = None  # another root, whose finished stages are used
     resume: bool | None = None  # see rlhf.stages.runner.execute, as for the next two
     report_to: list[str] = Field(default_factory=list)
     stop_on: list[str] = Field(default_factory=list)

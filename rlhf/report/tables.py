@@ -130,7 +130,6 @@ def _facts(manifest: Manifest) -> dict[str, str]:
         "code": (manifest.code.commit or "no commit known") + " with changes" * bool(manifest.code.dirty),
         "device": manifest.device.text(),
         "data": _data(manifest.data) if manifest.data else "",
-        "parents from": ", ".join(f"{name}: {place}" for name, place in manifest.parents_from.items()),
         "packages": ", ".join(f"{name} {version}" for name, version in manifest.packages.items()),
         "started": manifest.started or "",
         "command": " ".join(manifest.argv),

@@ -13,7 +13,7 @@ from rlhf.files import replacing, sha256
 from rlhf.recipe import StageName
 from rlhf.recipe.stages import EVALUATE, MERGE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, STAGES
 from rlhf.run.evidence import gains_over_start
-from rlhf.run.finished import read_manifest, read_summary, stage_folder
+from rlhf.run.finished import read_manifest, read_summary
 from rlhf.run.layout import CARD, RESULT_FOLDERS, SUMMARY
 from rlhf.run.records import Manifest, Summary
 from rlhf.terminal.wording import estimate
@@ -39,7 +39,7 @@ def page(run_directory: Path, stage: StageName) -> str:
 
     own = read_manifest(run_directory / stage)
     trained: StageName = own.settings["merge"]["stage"] if stage == MERGE else stage
-    manifest = read_manifest(stage_folder(run_directory, trained))
+    manifest = read_manifest(run_directory / trained)
     model, data = manifest.settings.get("model", {}), manifest.settings.get("data", {})
     is_reward = trained in REWARD_MODELS
     whole = stage == MERGE or trained == PRETRAIN  # a model, and no adapter
@@ -71,7 +71,7 @@ def page(run_directory: Path, stage: StageName) -> str:
 
 def _results(run_directory: Path, trained: StageName) -> Iterator[str]:
     """Yield what was measured of a stage's weights, by an evaluation of just these or else by the stage."""
-    folder = stage_folder(run_directory, trained)
+    folder = run_directory / trained
     own, evaluated = read_summary(folder), read_summary(run_directory / EVALUATE)
     summaries: dict[str, Summary] = {trained: own} if own else {}
     if evaluated and read_manifest(run_directory / EVALUATE).parents.get(trained) == sha256(folder / SUMMARY):

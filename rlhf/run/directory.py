@@ -53,11 +53,10 @@ class StageRun:
         out: Path,
         loaded: PinnedRecipe,
         stage: StageName,
-        reuse_root: Path | None = None,
         is_main: bool = True,
         only: Sequence[PolicyName] = (),
     ):
-        """`out` is the runs root. Finished stages that it lacks are taken from `reuse_root`, another one.
+        """`out` is the runs root.
 
         Of several processes that share the stage one `is_main`. The others read the directory and never write. `only`
         are the policies that an evaluation compares, instead of all that are trained.
@@ -67,9 +66,7 @@ class StageRun:
         self.run_directory = out / loaded.name / loaded.version
         self.path = self._place = self.run_directory / stage
         self._beside = self.run_directory / REMAKING / stage  # named as the stage, which checks of results compare
-        self.parents = Parents(
-            loaded, stage, self.run_directory, reuse_root / loaded.name / loaded.version if reuse_root else None, only
-        )
+        self.parents = Parents(loaded, stage, self.run_directory, only)
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
         self.expected = ""  # time of the stage in words, where it is projected
@@ -140,7 +137,6 @@ class StageRun:
             "seed": self.loaded.recipe.seed,
             "settings": recipes.deciding_settings(self.loaded.recipe, self.stage),
             "parents": self.parents.hashes(),
-            "parents_from": self.parents.folders_elsewhere(),
             "base_hashes": self.parents.base_hashes,
             "code": code_version().plain(),
             "packages": package_versions(),

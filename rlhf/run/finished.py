@@ -6,14 +6,13 @@ others, the base's path in an adapter's configuration.
 
 import hashlib
 import json
-import os
 import shlex
 from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import read_json, sha256
 from rlhf.recipe import StageName
-from rlhf.recipe.stages import EVALUATE, STAGE_TABLE, STAGES
+from rlhf.recipe.stages import EVALUATE, STAGE_TABLE
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, MANIFEST, RESULT_FOLDERS, SAMPLES, SUMMARY
 
@@ -37,36 +36,19 @@ def read_manifest(path: Path) -> records.Manifest:
         return manifest
 
 
-def stage_folder(run_directory: Path, stage: StageName) -> Path:
-    """Return the directory of a stage in a run directory, or the one elsewhere that the run was made from.
-
-    A run whose parents lie in another run directory (`rlhf run --reuse`) names their places in its manifests, relative
-    to its own. Raises UserError for a damaged manifest.
-    """
-    inside = run_directory / stage
-    if not inside.exists():
-        for manifest in sorted(run_directory.glob(f"*/{MANIFEST}")):
-            if manifest.parent.name not in STAGES:
-                continue
-            relative = read_manifest(manifest.parent).parents_from.get(stage)
-            if relative is not None:
-                return Path(os.path.normpath(run_directory.resolve() / relative))
-    return inside
-
-
 def verified(run_directory: Path, stage: StageName) -> records.Summary:
     """Return the summary of a finished stage below `<out>/<recipe>/<version>`, after checking its files and parents.
 
     Every file of the result must have the hash that the summary names. Each parent that still exists must be the one
     that the stage was made from. Call this before reading a result of a stage. Raises UserError.
     """
-    path = stage_folder(run_directory, stage)
+    path = run_directory / stage
     summary = read_summary(path)
     if summary is None:
         raise UserError(f"{path}: {stage} is not done")
     check_result(path, summary)
     for name, digest in read_manifest(path).parents.items():
-        parent = stage_folder(path.parent, name) / SUMMARY
+        parent = run_directory / name / SUMMARY
         if parent.is_file() and sha256(parent) != digest:
             read_summary(parent.parent)  # one that is damaged is named itself
             advice = f"run {stage} again" if stage in REMADE else _way_out(path, stage)

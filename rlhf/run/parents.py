@@ -1,6 +1,5 @@
 """The stages that a run builds on: where each of them is, and whether it was made with the run's settings."""
 
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +12,13 @@ from rlhf.recipe.chain import changed_settings, differences
 from rlhf.recipe.folders import no_section
 from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyName
 from rlhf.run import identity, records
-from rlhf.run.finished import read_manifest, stage_folder, verified
+from rlhf.run.finished import read_manifest, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
 from rlhf.terminal import say, shortened
 
 MOST = 3  # keys in a message
 LONGEST = 100  # characters of a value
-ANOTHER_PLACE = "choose another --out (--reuse takes earlier stages from this one), or move that directory away"
+ANOTHER_PLACE = "move that directory away, or choose another --out, into which earlier stages may be copied"
 
 
 class ParentMissing(UserError):
@@ -27,27 +26,19 @@ class ParentMissing(UserError):
 
 
 class Parents:
-    """The stages that one stage builds on, in its run directory or in `reuse_directory`, another run directory."""
+    """The stages that one stage builds on, in its run directory."""
 
     def __init__(
-        self,
-        loaded: PinnedRecipe,
-        stage: StageName,
-        run_directory: Path,
-        reuse_directory: Path | None,
-        only: Sequence[PolicyName] = (),
-    ):
+        self, loaded: PinnedRecipe, stage: StageName, run_directory: Path, only: Sequence[PolicyName] = ()
+    ) -> None:
         """`only`: the policies that an evaluation compares, instead of all that are trained."""
         self.loaded, self.only = loaded, only
         self.stage: StageName = stage
         self.run_directory = run_directory
-        self.reuse_directory = reuse_directory
 
     def folder(self, stage: StageName) -> Path:
-        """Return the directory of a stage: in this run directory if it exists there, else in `reuse_directory`."""
-        if self.reuse_directory is None or (self.run_directory / stage).exists():
-            return stage_folder(self.run_directory, stage)
-        return stage_folder(self.reuse_directory, stage)
+        """Return the directory of a stage."""
+        return self.run_directory / stage
 
     def start(self) -> Path | None:
         """Return the directory of SFT, at whose adapter policies start; None if they start at the base."""
@@ -76,7 +67,7 @@ class Parents:
         if not (path / SUMMARY).exists():
             state, resume = ("did not finish", " --resume") if (path / MANIFEST).exists() else ("has not been run", "")
             command = f"`rlhf run {stage} --with-parents{resume}` on this run or recipe"
-            raise ParentMissing(f"{stage} {state} ({path}): first {command}, or name a root that has it: --reuse")
+            raise ParentMissing(f"{stage} {state} ({path}): first {command}")
         return path
 
     def hashes(self) -> dict[StageName, str]:
@@ -90,20 +81,10 @@ class Parents:
         summaries = {name: self.folder(name) / SUMMARY for name in names}
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
 
-    def folders_elsewhere(self) -> dict[str, str]:
-        """Return the directories of parents in another run directory, relative to this one."""
-        folders = {name: self.folder(name) for name in self.hashes()}
-        root = self.run_directory.resolve()
-        return {
-            name: os.path.relpath(folder.resolve(), root)
-            for name, folder in folders.items()
-            if folder != self.run_directory / name
-        }
-
     def trained_policies(self) -> list[PolicyName]:
         """Return the finished stages whose policies an evaluation compares with their start."""
-        compared = [stage for stage in POLICIES if stage in (self.only or POLICIES)]
-        return [s for s in compared if (self.run_directory / s / SUMMARY).exists() or self.elsewhere(s)]
+        compared = self.only or POLICIES
+        return [stage for stage in POLICIES if stage in compared and (self.folder(stage) / SUMMARY).exists()]
 
     def require_policies(self) -> list[PolicyName]:
         """Return the policies that an evaluation compares; say which ones of the recipe this run has not trained.
@@ -121,13 +102,6 @@ class Parents:
         if others:
             say(f"not evaluated, for this run has not trained them: {', '.join(others)}")
         return trained
-
-    def elsewhere(self, stage: StageName) -> Path | None:
-        """Return the directory in which another run has finished a stage with the same settings, or None."""
-        path = self.folder(stage)
-        if path == self.run_directory / stage or not (path / SUMMARY).exists():
-            return None
-        return None if self._changed(read_manifest(path), stage) else path
 
     def _changed(self, manifest: records.Manifest, stage: StageName) -> dict[str, tuple[object, object]]:
         """Return the settings with which a stage was made and ours, where they differ, by key.
@@ -158,7 +132,7 @@ class Parents:
             begin = "; --restart sets it aside and begins anew" if unfinished else ""
             raise UserError(
                 f"{path} was made with {words}{more}; to have its settings, name {path} as RUN instead of the recipe, "
-                f"or choose another --out or --reuse{begin}"
+                f"or choose another --out{begin}"
             )
         return manifest
 

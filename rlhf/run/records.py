@@ -99,7 +99,6 @@ class Manifest(Record):
     seed: Count
     settings: Annotated[dict[str, Any], AfterValidator(moved.read_past)]  # that decide what the stage produces
     parents: dict[StageName, str]  # hashes of their summaries
-    parents_from: dict[StageName, str] = {}  # places of parents in another run directory, relative to this one
     base_hashes: dict[str, str] = {}  # the hash of each file of a local base and its tokenizer
     code: Code
     packages: dict[str, str]

@@ -70,7 +70,6 @@ def execute(
     report_to: Sequence[str] = (),
     preflight: Callable[[], Forecast] = Forecast,
     stop_on: Sequence[str] = (),
-    reuse_root: Path | None = None,
     only: Sequence[PolicyName] = (),
 ) -> Executed:
     """Run one stage unless it is done already.
@@ -78,11 +77,10 @@ def execute(
     `resume`: continue an unfinished run from its newest checkpoint (True), or set it aside and begin anew (False); for
     None such a run is refused. `preflight` predicts the stage's peak and time, or raises UserError, before anything is
     loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
-    `reuse_root`: another runs root, whose finished stages are used where `out` has none. `only`: the policies that an
-    evaluation compares, instead of all that are trained.
+    `only`: the policies that an evaluation compares, instead of all that are trained.
     """
     cuda.set_environment(loaded.recipe)
-    run = StageRun(out, loaded, stage, reuse_root, is_main=not distributed.rank(), only=only)
+    run = StageRun(out, loaded, stage, is_main=not distributed.rank(), only=only)
     check_section(loaded, stage)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
@@ -166,7 +164,7 @@ def _check_parents(run: StageRun) -> None:
         run.parents.require(parent)
     policies = run.parents.require_policies() if run.stage == EVALUATE else []
     for policy in policies:
-        verified(run.parents.folder(policy).parent, policy)
+        verified(run.run_directory, policy)
 
 
 def _without_untrained_rewards(run: StageRun, needed: Sequence[StageName]) -> list[StageName]:

@@ -60,7 +60,6 @@ def changes(**more: object) -> list[str]:
         ("run ppo --hw cpu --weights random --data README.md", "--data"),
         ("run ppo --hw cpu --guide", "--guide"),
         ("run ppo --hw cpu --only dpo", "--only"),
-        ("run ppo --hw cpu --reuse nowhere", "--reuse"),
         ("run ppo nowhere", "nowhere"),
         ("run ppo recipes", "recipes"),
         ("chat nowhere/rm", "nowhere"),
