@@ -19,20 +19,19 @@ from rlhf.errors import UserError
 from rlhf.objectives.choices import DpoLoss
 from rlhf.recipe.bounds import (
     BatchRows,
-    Decay,
     Epochs,
     Name,
     NonNegative,
+    Passes,
     Positive,
-    Rate,
     RowCount,
-    Samples,
     Seed,
     Steps,
     Temperature,
     Tokens,
+    Training,
 )
-from rlhf.recipe.choices import KeptWeights, Optimizer, Schedule
+from rlhf.recipe.choices import KeptWeights
 from rlhf.recipe.context import context_length, too_long
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.schema_data import Data
@@ -55,28 +54,14 @@ from rlhf.recipe.stages import (
 from rlhf.recipe.strict import Section, check_multiple
 
 
-class Optimization(Section):
-    """The keys that all supervised stages share; they are named as in `transformers.TrainingArguments`."""
+class Optimization(Training):
+    """The keys that all supervised stages share."""
 
-    learning_rate: Rate
-    lr_scheduler_type: Schedule
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)]  # transformers takes 1 for one step, not for all of them
-    weight_decay: NonNegative = 0.0
-    adam_beta1: Decay = 0.9
-    adam_beta2: Decay = 0.999
-    adam_epsilon: Positive = 1e-8
-    max_grad_norm: Positive = 1.0
-    optim: Optimizer
     num_train_epochs: Epochs
     max_steps: Steps | None = None  # stops earlier than num_train_epochs
-    per_device_train_batch_size: BatchRows  # times gradient_accumulation_steps: rows of a step, on all devices together
-    gradient_accumulation_steps: BatchRows
-    gradient_checkpointing: bool
+    gradient_accumulation_steps: BatchRows  # micro-batches of a step, on all devices together
     group_by_length: bool
-    max_samples: RowCount | None = None  # first training rows in the seed's order; null: all
-    max_eval_samples: RowCount
-    logging_steps: Steps
-    save_steps: Steps
     max_length: Tokens
 
     @model_validator(mode="after")
@@ -191,7 +176,7 @@ class Evaluate(Section):
     max_prompt_length: Tokens
     temperature: Temperature = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the fewest tokens with this total probability
-    num_samples: Samples = 1  # answers of each policy to each prompt
+    num_samples: Passes = 1  # answers of each policy to each prompt
     bertscore_model: Name | None = None  # folder of a BERT-like encoder; null: no BERTScore
 
 

@@ -8,19 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from rlhf.files import JsonObject
-from rlhf.recipe.bounds import (
-    Devices,
-    Fraction,
-    Heads,
-    Layers,
-    Name,
-    Positive,
-    Rank,
-    Threads,
-    Tokens,
-    Vocabulary,
-    Width,
-)
+from rlhf.recipe.bounds import Fraction, Name, Parts, Positive, Tokens, Width
 from rlhf.recipe.choices import Device, Template, Trunk
 from rlhf.recipe.model_types import TYPES
 from rlhf.recipe.strict import AsTuple, Section, check_source
@@ -37,8 +25,8 @@ class Hardware(Section):
     name: Name  # the name for `--hw`: cpu, 4090, h100
     device: Device
     memory_gb: Positive | None = None  # of the card; null on a CPU
-    threads: Threads | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
-    count: Devices = 1  # devices, each with a process that works on its part of every batch
+    threads: Parts | None = None  # pinned on a CPU: results are bit-equal only at equal thread counts
+    count: Parts = 1  # devices, each with a process that works on its part of every batch
     engine: Literal["ddp", "fsdp"] = "ddp"  # ddp: all weights on each device; fsdp: shards
     trunk: Trunk = "library"  # forward and backward passes; lean: rlhf/models/lean/trunk.py
     joined_rows: bool = False  # on a card in 16 bits the lean trunk joins rows without padding, and samples
@@ -60,13 +48,13 @@ class Architecture(Section):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, protected_namespaces=())
 
     model_type: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")] = "llama"
-    vocab_size: Vocabulary | None = None  # null: the tokenizer's
+    vocab_size: Width | None = None  # null: the tokenizer's
     sliding_window: Tokens | None = None
     hidden_size: Width
     intermediate_size: Width
-    num_hidden_layers: Layers
-    num_attention_heads: Heads
-    num_key_value_heads: Heads
+    num_hidden_layers: Parts
+    num_attention_heads: Parts
+    num_key_value_heads: Parts
     max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)]
     tie_word_embeddings: bool
 
@@ -165,7 +153,7 @@ class Tokenizer(Section):
     source: Literal["train", "hub", "local", "package", "words"]
     name: Name | None = None
     revision: Name | None = None
-    vocab_size: Vocabulary | None = None  # of a trained tokenizer or a stand-in
+    vocab_size: Width | None = None  # of a trained tokenizer or a stand-in
     pad_token: Name | None = None  # a token of the vocabulary; null: the tokenizer's own, or its unknown token
     eos_token: Name | None = None  # the token that ends an answer; null: the tokenizer's own
     # hh: "\n\nHuman: …\n\nAssistant:"; plain: each message's text on a line; chat: the tokenizer's own chat template
@@ -202,8 +190,8 @@ class Tokenizer(Section):
 class Lora(Section):
     """One adapter shape for all roles, so that the reward model can start from the SFT adapter."""
 
-    r: Rank
-    lora_alpha: Rank
+    r: Width
+    lora_alpha: Width
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM, DPO and KTO; PPO trains the policy it samples
     target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
 

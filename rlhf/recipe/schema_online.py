@@ -4,11 +4,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf.objectives.choices import Advantage, KlEstimator, LossType, SamplingCorrection, Scale, TokenLevel
+from rlhf.objectives.choices import Advantage, KlEstimator, Level, LossType, SamplingCorrection, Scale, TokenLevel
 from rlhf.recipe.bounds import (
     BatchRows,
     ClipRange,
-    Decay,
     Finite,
     Fraction,
     Name,
@@ -16,19 +15,19 @@ from rlhf.recipe.bounds import (
     Passes,
     Positive,
     Rate,
-    RowCount,
     Steps,
     StepsOrZero,
     Temperature,
     Tokens,
+    Training,
 )
-from rlhf.recipe.choices import CriticKind, KeptWeights, Optimizer, Schedule
-from rlhf.recipe.strict import AsTuple, Section, check_multiple
+from rlhf.recipe.choices import CriticKind, KeptWeights
+from rlhf.recipe.strict import AsTuple, check_multiple
 
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
 
 
-class OnlineBase(Section):
+class OnlineBase(Training):
     """The keys of all stages that learn from their own samples.
 
     One step is one batch of responses and the update on it.
@@ -37,20 +36,11 @@ class OnlineBase(Section):
     steps: Steps
     batch_size: Annotated[int, Field(gt=1, le=65_536)]  # responses per step
     num_mini_batches: BatchRows  # optimizer steps per epoch
-    per_device_train_batch_size: BatchRows  # micro-batch: decides memory; the result changes by rounding only
     rollout_batch_size: BatchRows  # responses decoded together
     score_batch_size: BatchRows | None = None  # responses scored together; null: per_device_train_batch_size
     vllm_url: Name | None = None  # address of a vLLM server that samples (rlhf/rollout/vllm.py)
-    learning_rate: Rate
-    lr_scheduler_type: Schedule
     warmup_steps: StepsOrZero
-    weight_decay: NonNegative = 0.0
-    adam_beta1: Decay = 0.9
-    adam_beta2: Decay = 0.999
     adam_epsilon: Positive = 1e-5  # as in openai/baselines ppo2
-    max_grad_norm: Positive = 1.0
-    optim: Optimizer
-    gradient_checkpointing: bool
     max_prompt_length: Tokens
     temperature: Temperature = 1.0
     # `model`, the reward model, or functions: docs/rewards.md
@@ -67,11 +57,8 @@ class OnlineBase(Section):
     # Weights for responses that were sampled from another distribution; auto: docs/methods.md
     sampling_correction: Literal["auto", SamplingCorrection] = "auto"
     sampling_correction_cap: Positive = 3.0  # of a weight, as TRL's vllm_importance_sampling_clip_max
-    max_samples: RowCount | None = None
     logging_steps: Steps = 1
-    save_steps: Steps
     eval_steps: Steps  # steps between evaluations on held-out prompts; also at every checkpoint
-    max_eval_samples: RowCount
     keep_checkpoints: Literal["all"] | Steps = "all"  # a number: as many of the newest, and the best
     best_kl_limit: Positive | None = None  # most KL of the best checkpoint, nats per token
     adapter: KeptWeights = "last"  # the weights that are kept
@@ -115,7 +102,8 @@ class OnlineBase(Section):
     @property
     def passes(self) -> int:
         """Return the number of passes that an update makes over a batch."""
-        return 1
+        passes: int = getattr(self, self.passes_key)
+        return passes
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -166,10 +154,6 @@ class Ppo(OnlineBase):
         """Return the weight of the reward model's score."""
         return dict(zip(self.reward_funcs, self.weights, strict=True)).get(MODEL_REWARD, 0.0)
 
-    @property
-    def passes(self) -> int:
-        return self.num_ppo_epochs
-
     @model_validator(mode="after")
     def _check_ppo(self) -> Self:
         """Raise ValueError for keys of PPO that cannot be combined."""
@@ -213,10 +197,6 @@ class GroupBase(OnlineBase):
         return self.num_generations
 
     @property
-    def passes(self) -> int:
-        return self.num_iterations
-
-    @property
     def updates_once(self) -> bool:
         """Return whether one optimizer step learns from a batch, and nothing else needs the log-probabilities before.
 
@@ -239,19 +219,9 @@ class GroupBase(OnlineBase):
 class Rloo(GroupBase):
     """RLOO; keys are named as in TRL's RLOOConfig. The ratio is of whole responses; the loss is the mean over them."""
 
-    kl_estimator: KlEstimator = "k1"
-
-    @property
-    def advantage(self) -> Advantage:
-        return "leave_one_out"
-
-    @property
-    def importance_sampling_level(self) -> Literal["sequence_sum"]:
-        return "sequence_sum"
-
-    @property
-    def loss_type(self) -> Literal["grpo"]:
-        return "grpo"
+    advantage: ClassVar[Advantage] = "leave_one_out"
+    importance_sampling_level: ClassVar[Level] = "sequence_sum"
+    loss_type: ClassVar[LossType] = "grpo"
 
 
 class Grpo(GroupBase):

@@ -265,8 +265,8 @@ def test_a_recipe_with_a_package_takes_other_weights_and_needs_what_it_pins():
     other = recipes.load(folder, random_weights_changes(loaded.recipe, 10, "hh")).recipe.model
     assert (other.source, other.files, other.sha256) == ("random", None, None)
     for changes, message in (
-        ({"model.sha256": None}, "source: package needs files and sha256"),
-        ({"model.files": []}, "source: package needs files and sha256"),
+        ({"model.sha256": None}, "source: package needs sha256"),
+        ({"model.files": []}, "source: package needs files"),
         ({"model.source": "local", "model.name": "a"}, "files is set, but source is local"),
     ):
         with pytest.raises(UserError, match=message):
