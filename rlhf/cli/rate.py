@@ -84,7 +84,7 @@ def judge(
     `rlhf ab` shows to people; a choice counts if it is the same in both orders.
     """
     paired = _pairs(choice, out, a, b)
-    judging.run(judging.Judge(url, model), paired, limit=limit, at_once=parallel)
+    judging.run(paired, url, model, limit=limit, at_once=parallel)
     show_summary(paired)
 
 

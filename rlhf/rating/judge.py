@@ -28,20 +28,6 @@ REPLY_WITH = """\
 Reply with one letter and nothing else: A if answer A is better, B if answer B is better, C if they are equally good."""
 
 
-class Judge:
-    """A model that compares the answers of a pair."""
-
-    def __init__(self, url: str, model: str):
-        """Ask an easy question first. Raises UserError if the address, the key or the model is wrong."""
-        easy = Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {})
-        self.rater = f"{ratings.JUDGE}{model}"  # the name under which its ratings are kept
-        self._endpoint = Endpoint(url, model, _question(easy, "ab"))
-
-    def replies(self, pair: Pair) -> dict[AnswerOrder, str]:
-        """Return the model's reply about a pair in each order. Raises the errors of Endpoint.reply."""
-        return {order: self._endpoint.reply(_question(pair, order)).text for order in get_args(AnswerOrder)}
-
-
 def _question(pair: Pair, order: AnswerOrder) -> str:
     """Return the question about a pair, its answers in this order."""
     first, second = pair.in_order(order)
@@ -55,21 +41,23 @@ def letter(reply: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def run(judge: Judge, paired: PairedAnswers, *, limit: int | None = None, at_once: int = 4) -> None:
-    """Judge the first `limit` pairs that the judge has not judged; each rating is stored as soon as it is known.
+def run(paired: PairedAnswers, url: str, model: str, *, limit: int | None = None, at_once: int = 4) -> None:
+    """Judge the first `limit` pairs that the model has not judged; each rating is stored as soon as it is known.
 
     Pairs that the endpoint refuses are left to be judged. Raises UserError for any other fault of the endpoint.
     """
-    known = {(row.item, row.sha256) for row in ratings.current_ratings(paired.file) if row.rater == judge.rater}
+    rater = f"{ratings.JUDGE}{model}"
+    endpoint = Endpoint(url, model, _question(Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {}), "ab"))
+    known = {(row.item, row.sha256) for row in ratings.current_ratings(paired.file) if row.rater == rater}
     todo = [pair for pair in paired.pairs[:limit] if (pair.item, pair.digest) not in known]
 
     def rate(pair: Pair) -> list[str]:
         """Judge a pair and store the rating; return the replies without a clear choice."""
-        replies = judge.replies(pair)
+        replies = {order: endpoint.reply(_question(pair, order)).text for order in get_args(AnswerOrder)}
         said = {order: CHOICES[order].get(letter(reply) or "") for order, reply in replies.items()}
         first, second = said.values()
         choice = "skip" if first is None or second is None else first if first == second else "tie"
-        ratings.rate(paired.file, pair, judge.rater, choice, "ab", said=said)
+        ratings.rate(paired.file, pair, rater, choice, "ab", said=said)
         return [reply for order, reply in replies.items() if said[order] is None]
 
     refused: list[str] = []

@@ -76,44 +76,34 @@ class Figures(NamedTuple):
     order_decided: float | None
 
 
-class Summary(NamedTuple):
-    """Statistics by rater and group of raters, and the number of ratings of answers that are gone."""
-
-    figures: dict[str, Figures]
-    of_other_answers: int
-
-
-def summarize(paired: PairedAnswers) -> Summary:
-    """Return the statistics of all ratings of these pairs: of each rater, of people and of all if there are several."""
+def summarize(paired: PairedAnswers) -> dict[str, Figures]:
+    """Return the statistics of each rater's ratings of these pairs, and those of all people if there are several."""
     pairs = {(pair.item, pair.digest): pair for pair in paired.pairs}
-    ratings = current_ratings(paired.file)
-    votes = [(rating, pair) for rating in ratings if (pair := pairs.get((rating.item, rating.sha256)))]
-    raters = sorted({rating.rater for rating, _ in votes}, key=lambda name: (name.startswith(JUDGE), name))
-    groups = {name: {name} for name in raters}
-    people = {name for name in raters if not name.startswith(JUDGE)}
-    if 1 < len(people) < len(raters):
-        groups["people"] = people
-    if len(raters) > 1:
-        groups["all"] = {*raters}
-    figures = {name: _figures([vote for vote in votes if vote[0].rater in of]) for name, of in groups.items()}
-    return Summary(figures, len(ratings) - len(votes))
+    votes: dict[str, list[tuple[Rating, Pair]]] = {}
+    for rating in current_ratings(paired.file):
+        if pair := pairs.get((rating.item, rating.sha256)):
+            votes.setdefault(rating.rater, []).append((rating, pair))
+    people = sorted(name for name in votes if not name.startswith(JUDGE))
+    figures = {name: _figures(votes[name]) for name in (*people, *sorted({*votes} - {*people}))}
+    if len(people) > 1:
+        figures["people"] = _figures([vote for name in people for vote in votes[name]])
+    return figures
 
 
 def _figures(votes: Sequence[tuple[Rating, Pair]]) -> Figures:
     """Return the statistics of ratings, each with its pair."""
     choices: dict[int, list[float]] = {}
     lengths: dict[int, float] = {}
+    preferred: dict[str, list[bool]] = {}  # whether the better answer has the higher value, by the value's name
     for rating, pair in votes:
         if rating.choice in WIN_OF_B:
             choices.setdefault(pair.item, []).append(WIN_OF_B[rating.choice])
             lengths[pair.item] = float(len(pair.b.split()) - len(pair.a.split()))
+        for key, (a, b) in pair.values.items():
+            if rating.choice in ("a", "b") and a != b:
+                preferred.setdefault(key, []).append((b > a) == (rating.choice == "b"))
     won = [fmean(of_pair) for of_pair in choices.values()]
     said = [rating.said for rating, _ in votes if rating.said and None not in rating.said.values()]
-    agrees = {}
-    for key in ("score", "true_reward"):
-        sides = [(WIN_OF_B[rating.choice], *pair.values[key]) for rating, pair in votes if _decides(rating, pair, key)]
-        if sides:
-            agrees[key] = fmean((b > a) == (choice == 1) for choice, a, b in sides), len(sides)
     return Figures(
         wins=sum(outcome > 0.5 for outcome in won),
         losses=sum(outcome < 0.5 for outcome in won),
@@ -121,25 +111,20 @@ def _figures(votes: Sequence[tuple[Rating, Pair]]) -> Figures:
         skips=sum(rating.choice not in WIN_OF_B for rating, _ in votes),
         win_rate=stats.wilson(sum(won), len(won)) if won else None,
         length_controlled_win_rate=stats.length_controlled_win_rate(won, [*lengths.values()]),
-        agrees=agrees,
+        agrees={key: (fmean(verdicts), len(verdicts)) for key, verdicts in preferred.items()},
         order_decided=fmean(len({*of_pair.values()}) > 1 for of_pair in said) if said else None,
     )
 
 
-def _decides(rating: Rating, pair: Pair, key: str) -> bool:
-    """Return whether a rating prefers an answer, and the answers' values of `key` differ."""
-    return rating.choice in ("a", "b") and key in pair.values and pair.values[key][0] != pair.values[key][1]
-
-
 def show_summary(paired: PairedAnswers) -> None:
     """Print the statistics of the ratings as a table."""
-    found = summarize(paired)
-    if not found.figures:
+    figures = summarize(paired)
+    if not figures:
         screen.OUT.print(f"{paired.b} against {paired.a}: nothing of {len(paired.pairs)} rated yet")
         return
     columns = ("rater", "won", "lost", "tied", "skipped", "win rate", "at equal length", "agrees", "order decided")
     rows = []
-    for name, f in found.figures.items():
+    for name, f in figures.items():
         rates = [
             f"{r.value:.0%} ({100 * r.low:.0f}–{100 * r.high:.0f})" if r else ""
             for r in (f.win_rate, f.length_controlled_win_rate)
@@ -149,6 +134,4 @@ def show_summary(paired: PairedAnswers) -> None:
         rows.append((harmless(name), *map(str, f[:4]), *rates, agrees, decided))
     equal = f", {paired.equal} more with equal answers left out" if paired.equal else ""
     rows_table(f"{paired.b} against {paired.a}: {len(paired.pairs)} pairs{equal}", columns, rows)
-    if found.of_other_answers:
-        screen.OUT.print(f"{found.of_other_answers} ratings belong to answers that no longer exist")
     screen.OUT.print(f"ratings in {paired.file}", style="dim")

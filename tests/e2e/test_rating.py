@@ -234,9 +234,9 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
     for rater, votes in {"ann": ["b"] * 6 + ["a", "a", "tie", "skip"], "ben": ["b", "b", "a"]}.items():
         for pair, choice in zip(answers.pairs, votes, strict=False):
             add(answers.file, rater, [pair], choice)
-    figures = ratings.summarize(answers).figures
-    ann, both = figures["ann"], figures["all"]
-    assert figures.keys() == {"ann", "ben", "all"}
+    figures = ratings.summarize(answers)
+    ann, both = figures["ann"], figures["people"]
+    assert figures.keys() == {"ann", "ben", "people"}
     assert ann[:4] == (6, 2, 1, 1) and both[:4] == (5, 2, 2, 1), "each pair once"
     assert tuple(not_none(ann.win_rate)) == pytest.approx((6.5 / 9, 0.4019, 0.9096), abs=1e-3)
     assert ann.agrees == {"score": (7 / 8, 8)}
@@ -244,15 +244,14 @@ def test_the_summary_by_hand(root, monkeypatch, capsys):
     code, out, _ = rlhf(monkeypatch, capsys, "ab", "--recipe", RECIPE, "--out", root.parents[1], "--summary")
     assert code == 0 and "72% (40–91)" in out and "88% of 8" in out and "67% (" in out
     add(answers.file, "judge:m", answers.pairs, "a")
-    assert ratings.summarize(answers).figures.keys() == {"ann", "ben", "judge:m", "people", "all"}
+    assert ratings.summarize(answers).keys() == {"ann", "ben", "judge:m", "people"}
 
 
 def test_ratings_do_not_count_for_other_answers(root):
     answers = pair_answers(root)
     add(answers.file, "ann", answers.pairs)
     evaluation(root.parents[1], [row(0), row(1, ppo="new"), *(row(i) for i in range(3, 10)), row(2)])
-    summary = ratings.summarize(pair_answers(root))
-    assert (summary.figures["ann"].wins, summary.of_other_answers) == (1, 9)
+    assert ratings.summarize(pair_answers(root))["ann"].wins == 1
 
 
 # ---- a model that judges ----
@@ -298,7 +297,7 @@ def test_an_honest_judge_is_asked_in_both_orders_and_never_again(root, asked, st
 
 def test_a_judge_that_looks_at_the_order_decides_nothing(root, asked, stub):
     asked(stub(lambda question, times: "A").url)
-    figures = ratings.summarize(pair_answers(root)).figures["judge:some/model"]
+    figures = ratings.summarize(pair_answers(root))["judge:some/model"]
     assert figures.ties == 10 and figures.order_decided == 1 and not_none(figures.win_rate).value == 0.5
     assert figures.length_controlled_win_rate is None, "ties alone have no residuals, and so no interval"
 

@@ -73,5 +73,5 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(tmp_path, monkeypatc
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"--report-to wandb: .*install"):
+    with pytest.raises(UserError, match=r"--report-to wandb .*install"):
         tracking.check(["wandb"])
