@@ -61,9 +61,7 @@ class Telemetry:
         self.tokens = self._tokens_at_last_call = 0
         self._last_call = {"total": time.monotonic(), "cpu/total": time.process_time()}
         self._open: list[str] = []
-        self._loaded: int | None = None
         self._peaks: dict[str, int] = {"": 0}  # bytes, per phase on CUDA; "" is the whole stage
-        self._peak_since_loaded = 0
         self._peak_since_read = 0
         self._reserved = 0
         self._components: dict[str, int] | None = None
@@ -88,15 +86,6 @@ class Telemetry:
             self.joules[path] += self._board.joules() - energy
             self._note_peak()
             self._open.pop()
-
-    def loaded(self) -> None:
-        """Mark the end of loading: memory that the stage adds to the loaded models is measured from here."""
-        self._note_peak()
-        self._peak_since_loaded = 0
-        if self.device.type == "cuda":
-            self._loaded = torch.cuda.memory_allocated(self.device)
-        else:
-            self._loaded = _forget_peak_rss()
 
     def since_last_call(self) -> dict[str, float]:
         """Return what the steps since the last call cost: a row of telemetry.jsonl.
@@ -146,7 +135,6 @@ class Telemetry:
             "phase_joules": joules if self._board.counts_energy else None,
             "peak_rss_bytes": peak_rss_bytes() if cuda else self._peaks[""],
             "component_bytes": self._components,
-            "peak_over_loaded_bytes": self._peak_since_loaded - self._loaded if self._loaded is not None else None,
         }
 
     def _note_peak(self) -> None:
@@ -154,16 +142,13 @@ class Telemetry:
         if self.device.type == "cuda":
             collect_peak(self.device)
             return
-        peak = peak_rss_bytes()
-        self._peaks[""] = max(self._peaks[""], peak)
-        self._peak_since_loaded = peak
+        self._peaks[""] = max(self._peaks[""], peak_rss_bytes())
 
     def record_peak(self, allocated: int, reserved: int) -> None:
         """Credit a peak on CUDA, in bytes, to the open phases."""
         for depth in range(len(self._open) + 1):
             name = "/".join(self._open[:depth])
             self._peaks[name] = max(self._peaks.get(name, 0), allocated)
-        self._peak_since_loaded = max(self._peak_since_loaded, allocated)
         self._peak_since_read = max(self._peak_since_read, allocated)
         self._reserved = max(self._reserved, reserved)
 
@@ -203,19 +188,6 @@ def peak_rss_bytes() -> int:
         return int(line.split()[1]) * 1024
     except (OSError, StopIteration):  # some containers' kernels lack the line; ru_maxrss may be the parent's peak
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _forget_peak_rss() -> int | None:
-    """Reset the operating system's record of this process's peak to what it holds now, in bytes, and return that.
-
-    Return None if the system does not let this process reset it.
-    """
-    try:
-        with open("/proc/self/clear_refs", "w", encoding="ascii") as handle:
-            handle.write("5")  # man 5 proc: resets VmHWM
-    except OSError:
-        return None
-    return resident_bytes()
 
 
 def resident_bytes() -> int:

@@ -175,7 +175,6 @@ class Costs(TypedDict):
     phase_joules: dict[str, int] | None  # None also where the card does not count energy
     peak_rss_bytes: int
     component_bytes: dict[str, int] | None  # base, adapters and optimizer states
-    peak_over_loaded_bytes: int | None  # peak above what the loaded models take
 
 
 class Summary(Record):

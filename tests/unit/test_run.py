@@ -38,7 +38,6 @@ COSTS: Costs = {
     "phase_joules": None,
     "peak_rss_bytes": 1,
     "component_bytes": None,
-    "peak_over_loaded_bytes": None,
 }
 
 

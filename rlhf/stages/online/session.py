@@ -59,7 +59,6 @@ def begin(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, cor
     torch.manual_seed(run.loaded.recipe.seed)
     with telemetry.phase("load"):
         shared = _load_models(run, device, options, tokenizer)
-    telemetry.loaded()
     saved = _read_checkpoint(run)
     expected = expected_answers(corpus)
     return Session(run, device, options, telemetry, client, tokenizer, prompts, reward_sum, shared, saved, expected)
