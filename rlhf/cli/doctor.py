@@ -28,7 +28,7 @@ def doctor(choice: Choice, out: Path) -> None:
     with quiet_libraries():
         host = examining.look(out)
     if needs is None:
-        needs = examining.Needs("a recipe", on_card=bool(host.gpus), cards=len(host.gpus or ()))
+        needs = examining.Needs("a recipe", on_card=bool(host.gpus), cards=len(host.gpus))
     found = [*examining.checks(host, needs)]
     width = max(len(check.name) for check in found)
     for check in found:

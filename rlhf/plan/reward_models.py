@@ -8,16 +8,18 @@ estimated from the widths that config.json names.
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from safetensors import safe_open
+
+from rlhf.plan.weights import NF4_BYTES
 from rlhf.recipe import Recipe, StageName
 from rlhf.recipe.stages import EVALUATE
 from rlhf.run.reader import reading
 from rlhf.stages.online.model_reward import ModelReward
 from rlhf.stages.online.rewards import find
 
-ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1}
-PACKED_BYTES = 0.5 + 1 / 64 + 4 / 64 / 256  # of a weight in NF4: its bits, its block's scale, and the scales' scale
+ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of a weight, by its type in a file
 UNPACKED = ("embed", "score", "classifier", "head")  # in names of matrices that NF4 does not pack
 # Numbers of the hidden and of the intermediate width that are held of each token, at most. On a CPU, batches of 8 texts
 # of 256 tokens at widths of 1,024 and 4,096 took 152 MB (BERT), 198 (DeBERTa) and 318 (Qwen2), of 336 estimated; of 512
@@ -58,14 +60,22 @@ def known_size(recipe: Recipe, model: ModelReward) -> tuple[int, int] | None:
     folder = _folder(model.name, model.revision)
     if folder is None:
         return None
-    packed = model.quantization == "nf4"
-    tensors = [tensor for file in sorted(folder.glob("*.safetensors")) for tensor in _header(file).items()]
-    weights = sum(_bytes(name, facts, packed) for name, facts in tensors)
+    weights, width = 0.0, 2
+    for file in sorted(folder.glob("*.safetensors")):
+        with reading(file), safe_open(file, "numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # it is no mapping
+                tensor = tensors.get_slice(name)
+                shape = tensor.get_shape()
+                size: float = ELEMENT_BYTES.get(tensor.get_dtype(), 4)
+                is_matrix = len(shape) == 2 and name.endswith(".weight")
+                if model.quantization == "nf4" and is_matrix and not any(part in name for part in UNPACKED):
+                    size = NF4_BYTES
+                weights += math.prod(shape) * size
+                width = max(width, math.ceil(size))
     with reading(folder / "config.json"):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config") or config
     hidden, inner = int(text.get("hidden_size") or 0), int(text.get("intermediate_size") or 0)
-    width = 2 if packed else max((ELEMENT_BYTES.get(facts["dtype"], 4) for _, facts in tensors), default=4)
     tokens = model.batch_size * recipe.longest()
     return math.ceil(weights), tokens * (PER_TOKEN[0] * hidden + PER_TOKEN[1] * inner) * width
 
@@ -80,19 +90,3 @@ def _folder(name: str, revision: str | None) -> Path | None:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
     except (OSError, ValueError):
         return None
-
-
-def _header(file: Path) -> dict[str, Any]:
-    """Return the description of the tensors in a safetensors file, by name."""
-    with reading(file), file.open("rb") as handle:
-        header: dict[str, Any] = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
-    return {name: facts for name, facts in header.items() if name != "__metadata__"}
-
-
-def _bytes(name: str, facts: dict[str, Any], packed: bool) -> float:
-    """Return the bytes of a tensor as it lies in memory."""
-    count: int = math.prod(facts["shape"])
-    is_matrix = len(facts["shape"]) == 2 and name.endswith(".weight")
-    if packed and is_matrix and not any(part in name for part in UNPACKED):
-        return count * PACKED_BYTES
-    return count * ELEMENT_BYTES.get(facts["dtype"], 4)

@@ -52,7 +52,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         if is_reward:
             merged = merged.to(dtype_of(base))  # as transformers loads it: the trained head is float32
         effect, change = distance(expected, of_base), distance(expected, outputs(merged, texts))
-        if not change <= max(0.1 * effect, ROUNDING[recipe.model.dtype]):  # NaN fails too
+        if not change <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN fails too; a rehearsal has no data
             raise UserError(
                 f"merging lost the adapter of {stage}: the merged model is {change:.2g} away from base and adapter, "
                 f"the base alone {effect:.2g} ({'score' if is_reward else 'nats per token'})"
@@ -60,8 +60,8 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         _save(run, merged, tokenizer)
     return Result(
         {
-            "adapter_effect": effect,
-            "score_change_of_merging" if is_reward else "kl_of_merging": change,
+            "adapter_effect": effect.item(),
+            "score_change_of_merging" if is_reward else "kl_of_merging": change.item(),
             "base_bytes": base_bytes,
             "model_bytes": sum(file.stat().st_size for file in (run.path / MODEL).glob("*.safetensors")),
         },
@@ -117,11 +117,11 @@ def _scores(model: Model, texts: Sequence[Tensor]) -> Tensor:
         return torch.cat([model(input_ids=ids).logits[:, 0].float() for ids in texts])
 
 
-def _rms(a: Tensor, b: Tensor) -> float:
+def _rms(a: Tensor, b: Tensor) -> Tensor:
     """Return the root mean square of the differences."""
-    return (a - b).square().mean().sqrt().item()
+    return (a - b).square().mean().sqrt()
 
 
-def _kl(p: Tensor, q: Tensor) -> float:
+def _kl(p: Tensor, q: Tensor) -> Tensor:
     """Return KL(p || q) in nats per token, from log-probabilities (tokens, V)."""
-    return (p.exp() * (p - q)).sum(-1).mean().item()
+    return (p.exp() * (p - q)).sum(-1).mean()

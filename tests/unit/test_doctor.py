@@ -11,17 +11,14 @@ from tests.helpers import RECIPE, rlhf
 GB = 10**9
 CARD = Gpu("RTX 4090", "580.65.06", 25 * GB, 24 * GB)
 WELL = Host(
-    python="3.12.3",
     free=Free(60 * GB, "free on this machine"),
     disk=200 * GB,
     shm=8 * GB,
     gpus=[CARD],
-    torch="2.13.0",
-    torch_cuda="13.0",
-    torch_finds=True,
+    torch="2.13.0, CUDA 13.0",
+    torch_on_card=True,
     engines=["docker"],
     compiles=True,
-    flash_attention=False,
     packages=[],
 )
 NEEDS = Needs("4090-x v1", on_card=True, cards=1, card=12 * GB, host=15 * GB, disk=47 * GB)
@@ -40,14 +37,11 @@ def test_a_machine_that_has_all_lacks_nothing():
 @pytest.mark.parametrize(
     ("changes", "name", "state", "way_out"),
     [
-        ({"gpus": None}, "driver", "missing", "driver 580 or newer"),
-        ({"gpus": []}, "driver", "missing", "driver 580 or newer"),
-        ({"gpus": [CARD._replace(driver="575.51")]}, "driver", "missing", "install 580"),
+        ({"gpus": [CARD._replace(driver="575.51")]}, "driver", "missing", "driver 580 or newer"),
         ({"gpus": [CARD._replace(free=2 * GB)]}, "card 0", "missing", "what else runs"),
         ({"gpus": [CARD._replace(total=8 * GB, free=8 * GB)]}, "card 0", "missing", "plan --fit card"),
         ({"torch": None}, "torch", "missing", "make setup"),
-        ({"torch_cuda": None, "torch_finds": False}, "torch", "missing", "wheels for CUDA"),
-        ({"torch_finds": False}, "torch", "missing", "--gpus all"),
+        ({"torch_on_card": False}, "torch", "missing", "--gpus all"),
         ({"engines": []}, "container", "note", "--runtime local"),
         ({"compiles": False}, "compiler", "note", "apt install gcc"),
         ({"free": Free(GB, "left of the container's limit")}, "memory", "missing", "a machine with more"),
@@ -62,8 +56,10 @@ def test_a_lack_is_named_with_its_way_out(changes, name, state, way_out):
 
 
 def test_a_recipe_for_a_cpu_needs_no_card_and_one_for_several_cards_needs_them_all():
-    bare = WELL._replace(gpus=None, torch_cuda=None, torch_finds=False, engines=[], compiles=False)
-    assert lacks(bare, ON_CPU) == {"driver": ("note", "")}
+    bare = WELL._replace(gpus=[], torch_on_card=False, engines=[], compiles=False)
+    assert {name: state for name, (state, _) in lacks(bare, ON_CPU).items()} == {"driver": "note"}
+    missing = {name for name, (state, _) in lacks(bare, NEEDS).items() if state == "missing"}
+    assert missing == {"driver", "torch"}
     two = lacks(WELL._replace(shm=64 * 2**20), NEEDS._replace(cards=2))
     assert two["cards"][0] == two["/dev/shm"][0] == "missing"
 
@@ -80,6 +76,6 @@ def test_the_exit_code_says_whether_the_recipe_can_run(monkeypatch, capsys, tmp_
     monkeypatch.setattr(doctor, "look", lambda out: WELL)
     code, out, _ = rlhf(monkeypatch, capsys, "doctor", "--hw", "4090")
     assert code == 0 and out.splitlines()[-1] == "4090-llama2-7b v3 can run here"
-    monkeypatch.setattr(doctor, "look", lambda out: WELL._replace(gpus=None, disk=0))
+    monkeypatch.setattr(doctor, "look", lambda out: WELL._replace(gpus=[], disk=0))
     code, out, _ = rlhf(monkeypatch, capsys, "doctor", "--hw", "4090")
     assert code == 1 and out.splitlines()[-1] == "4090-llama2-7b v3 cannot run here yet: driver, disk"
