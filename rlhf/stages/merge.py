@@ -52,7 +52,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         if is_reward:
             merged = merged.to(dtype_of(base))  # as transformers loads it: the trained head is float32
         effect, change = distance(expected, of_base), distance(expected, outputs(merged, texts))
-        if not change <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN fails too; a rehearsal has no data
+        if not change <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN fails too
             raise UserError(
                 f"merging lost the adapter of {stage}: the merged model is {change:.2g} away from base and adapter, "
                 f"the base alone {effect:.2g} ({'score' if is_reward else 'nats per token'})"
