@@ -85,7 +85,8 @@ def test_a_new_summary_has_the_keys_of_a_released_one_in_their_order(tmp_path):
     written = [*content_of(tmp_path / "cpu-tiny/v1/sft/summary.json")]
     newest = content_of(max(RELEASED, key=lambda file: file.name))["seeds"]
     released = [*next(iter(next(iter(newest.values())).values()))]
-    assert [key for key in written if key in released] == released
+    gone = {"peak_over_loaded_bytes"}  # which nothing read
+    assert [key for key in written if key in released] == [key for key in released if key not in gone]
 
 
 def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_path):
