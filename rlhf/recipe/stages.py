@@ -5,7 +5,7 @@ Recipes, chains, plans, checks during training, reports and the command line rea
 such as the results of SFT, they name it by a constant of this module. Nothing here imports torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, get_args
 
 from rlhf.errors import UserError
@@ -106,104 +106,92 @@ _OF_RESPONSES = (
 _CLIPPED = Curve("policy/clipfrac_avg", "clipped tokens", "share")
 
 
-def _of_groups(title: str) -> Stage:
-    """Return the row of a method that compares several responses to a prompt."""
-    return Stage(
-        title=title,
-        parents=("sft", *REWARD_MODELS),
-        rows="prompts",
-        module="groups",
-        rate=6e-5,
-        divided=("update",),
-        fetched=("rollout", "score", "evaluate"),
-        curves=(
-            _SCORE,
-            _KL,
-            Curve("groups/no_signal", "groups without signal", "share"),
-            Curve("groups/reward_sd", "standard deviation of the rewards in a group", "reward"),
-            *_OF_RESPONSES,
-            _CLIPPED,
-        ),
-    )
-
-
-def _reward_model(title: str, module: str | None = None, seed: SeedName | None = None) -> Stage:
-    """Return the row of a model that learns to score responses."""
-    return Stage(
-        title=title,
-        parents=("sft",),
-        rows="pairs",
-        module=module,
-        seed=seed,
-        rate=1e-4,
-        divided=("train", "evaluate"),
-        curves=(
-            _LOSS_OF_PAIRS,
-            Curve("accuracy", "accuracy", "share of pairs"),
-            Curve("margin", "margin", "score"),
-        ),
-    )
-
+_SFT = Stage(
+    title="SFT",
+    parents=("pretrain",),
+    rows="demonstrations",
+    rate=2e-4,
+    divided=("train", "evaluate"),
+    samples="few",
+    curves=(_LOSS_OF_TOKENS,),
+)
+_RM = Stage(
+    title="reward model",
+    parents=("sft",),
+    rows="pairs",
+    rate=1e-4,
+    divided=("train", "evaluate"),
+    curves=(
+        _LOSS_OF_PAIRS,
+        Curve("accuracy", "accuracy", "share of pairs"),
+        Curve("margin", "margin", "score"),
+    ),
+)
+_PPO = Stage(
+    title="PPO",
+    parents=("sft", *REWARD_MODELS),
+    rows="prompts",
+    rate=6e-5,
+    divided=("update",),
+    fetched=("rollout", "score", "evaluate"),
+    curves=(
+        _SCORE,
+        _KL,
+        *_OF_RESPONSES,
+        Curve("val/explained_variance", "explained variance of the critic", "share"),
+        Curve("loss/value_avg", "value loss", "squared reward"),
+        _CLIPPED,
+    ),
+)
+_RLOO = replace(
+    _PPO,
+    title="RLOO",
+    module="groups",
+    curves=(
+        _SCORE,
+        _KL,
+        Curve("groups/no_signal", "groups without signal", "share"),
+        Curve("groups/reward_sd", "standard deviation of the rewards in a group", "reward"),
+        *_OF_RESPONSES,
+        _CLIPPED,
+    ),
+)
+_DPO = Stage(
+    title="DPO",
+    parents=("sft",),
+    rows="pairs",
+    also_decided_by=("evaluate",),  # it measures its gains with these keys
+    divided=("train",),
+    samples="all",
+    curves=(
+        _LOSS_OF_PAIRS,
+        Curve("rewards/accuracies", "accuracy", "share of pairs"),
+        Curve("rewards/margins", "margin", "implicit reward"),
+    ),
+)
+_KTO = replace(
+    _DPO,
+    title="KTO",
+    rows="judged",
+    least_rows=2,  # answers to different prompts are compared
+    shared=False,
+    curves=(
+        Curve("loss", "loss", "from 0 to 1"),
+        Curve("kl", "KL to the reference", "nats per answer"),
+        Curve("rewards/margins", "margin", "implicit reward"),
+    ),
+)
 
 STAGE_TABLE: dict[StageName, Stage] = {
     "pretrain": Stage(title="pretraining", rows="texts", chooses=False, curves=(_LOSS_OF_TOKENS,)),
-    "sft": Stage(
-        title="SFT",
-        parents=("pretrain",),
-        rows="demonstrations",
-        rate=2e-4,
-        divided=("train", "evaluate"),
-        samples="few",
-        curves=(_LOSS_OF_TOKENS,),
-    ),
-    "rm": _reward_model("reward model"),
-    "second_rm": _reward_model("second reward model", module="rm", seed="second_model"),
-    "ppo": Stage(
-        title="PPO",
-        parents=("sft", *REWARD_MODELS),
-        rows="prompts",
-        rate=6e-5,
-        divided=("update",),
-        fetched=("rollout", "score", "evaluate"),
-        curves=(
-            _SCORE,
-            _KL,
-            *_OF_RESPONSES,
-            Curve("val/explained_variance", "explained variance of the critic", "share"),
-            Curve("loss/value_avg", "value loss", "squared reward"),
-            _CLIPPED,
-        ),
-    ),
-    "rloo": _of_groups("RLOO"),
-    "grpo": _of_groups("GRPO"),
-    "dpo": Stage(
-        title="DPO",
-        parents=("sft",),
-        rows="pairs",
-        also_decided_by=("evaluate",),  # it measures its gains with these keys
-        divided=("train",),
-        samples="all",
-        curves=(
-            _LOSS_OF_PAIRS,
-            Curve("rewards/accuracies", "accuracy", "share of pairs"),
-            Curve("rewards/margins", "margin", "implicit reward"),
-        ),
-    ),
-    "kto": Stage(
-        title="KTO",
-        parents=("sft",),
-        rows="judged",
-        least_rows=2,  # answers to different prompts are compared
-        shared=False,
-        also_decided_by=("evaluate",),  # as DPO
-        divided=("train",),
-        samples="all",
-        curves=(
-            Curve("loss", "loss", "from 0 to 1"),
-            Curve("kl", "KL to the reference", "nats per answer"),
-            Curve("rewards/margins", "margin", "implicit reward"),
-        ),
-    ),
+    "sft": _SFT,
+    "rm": _RM,
+    "second_rm": replace(_RM, title="second reward model", module="rm", seed="second_model"),
+    "ppo": _PPO,
+    "rloo": _RLOO,
+    "grpo": replace(_RLOO, title="GRPO"),
+    "dpo": _DPO,
+    "kto": _KTO,
     "evaluate": Stage(
         title="evaluation",
         parents=("sft", *REWARD_MODELS),  # and every trained policy that exists
