@@ -183,6 +183,7 @@ def patches(stand_in: "Followed", card: Card) -> Iterator[Patch]:
     yield mock.patch.object(nn.DataParallel, "scatter", _scatter)
     yield mock.patch.object(torch, "save", _saved(torch.save))
     yield mock.patch.object(torch._utils, "_rebuild_meta_tensor_no_storage", _loaded)
+    yield mock.patch.object(torch._utils, "_rebuild_tensor", _on_host(torch._utils._rebuild_tensor))
     yield mock.patch.object(torch.autograd.graph.save_on_cpu, "__init__", _unpinned(torch.autograd.graph.save_on_cpu))
     # Whether a number is a probability is not known; the program's own numbers are.
     yield Replaced("torch.distributions.distribution:Distribution._validate_args", lambda _: False)
@@ -359,6 +360,17 @@ def _saved(save: Callable[..., None]) -> Callable[..., None]:
 def _loaded(dtype: torch.dtype, size: Any, stride: Any, requires_grad: bool) -> Tensor:
     """Make a tensor again that was saved from the card."""
     return torch.empty_strided(size, stride, dtype=dtype, device=CUDA, requires_grad=requires_grad)
+
+
+def _on_host(rebuild: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that puts a tensor of a file on the host where a program asks for it on `meta`."""
+
+    def rebuilt(storage: Any, offset: int, size: Any, stride: Any) -> Tensor:
+        if storage._untyped_storage.device == META:
+            return torch.empty_strided(size, stride, dtype=storage.dtype)
+        return rebuild(storage, offset, size, stride)
+
+    return rebuilt
 
 
 class _LegacyTensor:

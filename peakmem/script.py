@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from peakmem import cuda, foreign, kernels
 from peakmem.batches import STEPS, Batches, Seen
@@ -327,6 +328,9 @@ class Followed(StandIn):
         yield from self._batches.patches(self._line) if self._batches else ()
         patch = mock.patch.object
         yield from self._stacks.patches()
+        if self.record.stack is not None:
+            for made in (torch.optim.Optimizer, _BaseDataLoaderIter):
+                yield patch(made, "__init__", _with_equal_numbers(made.__init__))
         yield patch(nn.Embedding, "__init__", self._noting_vocabulary(nn.Embedding.__init__))
         yield patch(torch.autograd, "backward", self._in_backward_of(torch.autograd.backward))
         yield patch(nn.Module, "load_state_dict", self._loading_weights(nn.Module.load_state_dict))
@@ -445,6 +449,19 @@ def _launching(make: Any) -> Any:
         if words[:1] == [sys.executable] and program and (program[0] == "-m" or program[0].endswith(".py")):
             raise _Launched(program, options.get("env"))
         make(self, args, *rest, **options)
+
+    return init
+
+
+def _with_equal_numbers(make: Any) -> Any:
+    """Return a constructor that sets torch's generator, so that both depths read rows in the same order.
+
+    Fewer layers draw fewer random numbers for their weights, which come before an optimizer and a loader's iterator.
+    """
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        torch.default_generator.manual_seed(0)
 
     return init
 

@@ -166,6 +166,9 @@ file.seek(0)
 net.load_state_dict(torch.load(file))
 file.seek(0)
 assert all(value.is_cuda for value in torch.load(file).values())
+# a file's tensor on meta
+storage = torch.TypedStorage(wrap_storage=torch.UntypedStorage(8, device='meta'), dtype=torch.float32, _internal=True)
+assert not torch._utils._rebuild_tensor(storage, 0, (2,), (1,)).is_cuda
 # a default device
 torch.set_default_device('cuda')
 assert torch.randn(2).is_cuda and torch.get_default_device().type == 'cuda'
@@ -302,6 +305,19 @@ def test_layers_that_a_shortened_model_lacks_leave_no_trace(made, device):
         record = recorded(Followed(CARD, 2, short, 3, False, keep), text, nn=nn, torch=torch, N=built)
         events.append(sorted(event.bytes for event in record.events if event.storage is not None))
     assert events[0] == events[1] and len(events[0]) == 12, "allocated, and released at the end"
+
+
+def test_rows_are_drawn_in_the_same_order_at_both_depths():
+    """Fewer layers draw fewer numbers for their weights, before the order of rows is drawn."""
+    text = (
+        "for _ in range(layers): torch.randn(3)\ntorch.optim.SGD([torch.ones(1)])\norder += torch.randperm(9).tolist()"
+    )
+    for short, same in ((Stack("Linear", 9), True), (None, False)):
+        orders: list[list[int]] = [[], []]
+        for layers, order in zip((2, 4), orders, strict=True):
+            torch.default_generator.manual_seed(1)
+            recorded(Followed(CARD, 2, short, layers, False, keep), text, torch=torch, layers=layers, order=order)
+        assert (orders[0] == orders[1]) == same, "a program that is run as it is draws as it does"
 
 
 @pytest.mark.parametrize(

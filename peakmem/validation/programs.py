@@ -16,7 +16,7 @@ OUTCOMES = {0: "works", 1: "works", 3: "refused", 4: "failed", 5: "crashed"}
 
 
 def programs() -> list[dict[str, Any]]:
-    """Return the list; `outcome` is what the last run gave, None where it was not run."""
+    """Return the list; `outcome` is what the last run gave."""
     found: list[dict[str, Any]] = json.loads(LIST.read_text())["programs"]
     return found
 
