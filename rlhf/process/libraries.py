@@ -10,7 +10,7 @@ from typing import Any
 
 Function = Callable[..., Any]  # that is compiled, with arguments of its own
 # While bitsandbytes is imported, it advises on some CPUs a package that nothing here needs. Whichever library imports
-# it, it is quiet where this module was imported before: bench and studies do so in their `__init__.py`.
+# it, it is quiet where this module was imported before: bench does so in its `__init__.py`.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 

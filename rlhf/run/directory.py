@@ -93,9 +93,9 @@ class StageRun:
         summary = read_summary(self.path)
         if summary is None:
             return None
-        manifest = self.parents.check_same(self.path, self.stage)
+        manifest = self.parents.check_same(self.stage)
         check_result(self.path, summary, largest=LARGE)
-        hashes = self.parents.hashes()
+        hashes = self.parents.hashes(self.stage)
         changed: list[str] = [name for name, digest in hashes.items() if manifest.parents.get(name) != digest]
         read = {file.name: file.sha256 for file in manifest.data.files} if manifest.data else {}
         changed += [name for name, digest in read.items() if self._changed(name, digest)]
@@ -136,7 +136,7 @@ class StageRun:
             "stage": self.stage,
             "seed": self.loaded.recipe.seed,
             "settings": recipes.deciding_settings(self.loaded.recipe, self.stage),
-            "parents": self.parents.hashes(),
+            "parents": self.parents.hashes(self.stage),
             "base_hashes": self.parents.base_hashes,
             "code": code_version().plain(),
             "packages": package_versions(),
@@ -299,7 +299,7 @@ class StageRun:
         except UserError as error:
             say(f"{self.stage}: {error}; starting afresh")
             return None
-        manifest = self.parents.check_same(self.path, self.stage, base=True, parents=True)
+        manifest = self.parents.check_same(self.stage, base=True, parents=True)
         self.resumed_from = self.checkpoints.latest()
         if self.resumed_from is None:
             return None

@@ -47,20 +47,8 @@ class Parents:
     def require(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
 
-        The recipe must have the stage, it must be finished, and its settings must agree with ours.
+        The recipe must have the stage, it must be finished, and it must have been made from the same inputs as ours.
         """
-        path = self._finished(stage)
-        manifest = self.check_same(path, stage, base=True)
-        unnamed = [name for name in recipes.parents(self.loaded.recipe, stage) if name not in manifest.parents]
-        if unnamed:
-            raise UserError(
-                f"{path / MANIFEST}: parent {unnamed[0]} is missing; move {path} away and run {stage} again"
-            )
-        verified(path.parent, stage)
-        return path
-
-    def _finished(self, stage: StageName) -> Path:
-        """Return the directory of a finished earlier stage. Raises UserError, and ParentMissing with the way out."""
         if self.loaded.recipe.section(stage) is None:
             raise UserError(no_section(stage, self.loaded))
         path = self.folder(stage)
@@ -68,16 +56,16 @@ class Parents:
             state, resume = ("did not finish", " --resume") if (path / MANIFEST).exists() else ("has not been run", "")
             command = f"`rlhf run {stage} --with-parents{resume}` on this run or recipe"
             raise ParentMissing(f"{stage} {state} ({path}): first {command}")
+        self.check_same(stage, base=True, parents=True)
+        verified(self.run_directory, stage)
         return path
 
-    def hashes(self) -> dict[StageName, str]:
-        """Return the hash of each parent's summary, which in turn names the hashes of its result.
+    def hashes(self, stage: StageName) -> dict[StageName, str]:
+        """Return the hash of the summary of each finished parent, which in turn names the hashes of its result.
 
         The trained policies are parents of an evaluation.
         """
-        names = recipes.parents(self.loaded.recipe, self.stage)
-        if self.stage == EVALUATE:
-            names += self.trained_policies()
+        names = recipes.parents(self.loaded.recipe, stage) + (self.trained_policies() if stage == EVALUATE else [])
         summaries = {name: self.folder(name) / SUMMARY for name in names}
         return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
 
@@ -103,32 +91,27 @@ class Parents:
             say(f"not evaluated, for this run has not trained them: {', '.join(others)}")
         return trained
 
-    def _changed(self, manifest: records.Manifest, stage: StageName) -> dict[str, tuple[object, object]]:
-        """Return the settings with which a stage was made and ours, where they differ, by key.
-
-        Whether a server sampled a parent decides nothing here.
-        """
-        changed = changed_settings(manifest.settings, self.loaded.recipe, stage)
-        return {key: ends for key, ends in changed.items() if stage == self.stage or key != f"{stage}.vllm_url"}
-
-    def check_same(
-        self, path: Path, stage: StageName, *, base: bool = False, parents: bool = False
-    ) -> records.Manifest:
+    def check_same(self, stage: StageName, *, base: bool = False, parents: bool = False) -> records.Manifest:
         """Return the manifest of a stage. Raises UserError, with the keys, if it was made from other inputs than ours.
 
-        These are the settings, with `base` the files of base and tokenizer, and with `parents` the parents' results.
+        These are the settings, but for whether a server sampled a parent; with `base` the files of base and tokenizer,
+        and with `parents` the results of those of its parents that are there.
         """
+        path = self.folder(stage)
         manifest = read_manifest(path)
-        changed = self._changed(manifest, stage)
+        changed = changed_settings(manifest.settings, self.loaded.recipe, stage)
+        if stage != self.stage:
+            changed.pop(f"{stage}.vllm_url", None)
         if base and manifest.base_hashes:  # older runs have none
             changed |= differences(manifest.base_hashes, self.base_hashes, f"{self.loaded.recipe.model.name}: ")
         if parents:
-            changed |= differences(manifest.parents, self.hashes(), "another ")
+            now = self.hashes(stage)
+            changed |= differences({name: manifest.parents.get(name) for name in now}, now, "another ")
         if changed:
             some = [*changed.items()][:MOST]
             words = ", ".join(f"{key} {_text(made)} (asked for: {_text(asked)})" for key, (made, asked) in some)
             more = f" and {len(changed) - MOST} more keys" if len(changed) > MOST else ""
-            unfinished = path == self.run_directory / self.stage and not (path / SUMMARY).exists()
+            unfinished = stage == self.stage and not (path / SUMMARY).exists()
             begin = "; --restart sets it aside and begins anew" if unfinished else ""
             raise UserError(
                 f"{path} was made with {words}{more}; to have its settings, name {path} as RUN instead of the recipe, "

@@ -119,7 +119,6 @@ class Comparison(Record):
     name: str
     metric: str | None = None
     guide: str | None = None
-    published: list[Number | None]  # the figure's printed ends
     measured: Number | None
 
     @property
@@ -148,19 +147,14 @@ def compared(figure: Figure, value: float | None) -> JsonObject:
 def figure_of_record(entry: Mapping[str, Any]) -> Figure:
     """Return the figure of a record.
 
-    Records that are older than verdicts hold only ranges; they are read as targets of our own.
+    Records that are older than verdicts hold only ranges; they are read, unchecked, as targets of our own: a single
+    number stood as a range with equal ends.
     """
+    figure = {key: entry[key] for key in Figure.model_fields if key in entry}
     if "verdict" in entry:
-        return Figure.model_validate({key: entry[key] for key in Figure.model_fields if key in entry})
-    return Figure.model_construct(  # unchecked: a single number stood as a range with equal ends
-        name=entry["name"],
-        stage="all",
-        metric=entry.get("metric") or entry["name"],
-        range=tuple(entry["published"]),
-        range_of_mean=tuple(entry["published_mean"]) if entry.get("published_mean") else None,
-        unit=entry.get("unit", ""),
-        source="",
-    )
+        return Figure.model_validate(figure)
+    ends = {"range": tuple(entry["published"]), "range_of_mean": entry.get("published_mean")}
+    return Figure.model_construct(**{"stage": "all", "metric": entry["name"], "unit": "", "source": ""} | figure | ends)
 
 
 class Costs(TypedDict):

@@ -140,7 +140,7 @@ def made_anew(stage: Path) -> None:
 RECORDS: list[tuple[str, str, Damage, str]] = [
     ("another base", "pretrain", made_anew, "another pretrain"),
     ("another sft", "sft", made_anew, "another sft"),
-    ("no parents", "sft", keys("manifest.json", parents={}), "sft/manifest.json"),
+    ("no parents", "sft", keys("manifest.json", parents={}), "sft was made with another pretrain"),
     ("summary cut", "sft", put("summary.json", b'{"schema": 1, "rec'), "sft/summary.json"),
     ("summary of another stage", "sft", keys("summary.json", stage="rm"), "summary.json"),
     ("a pickle beside it", "sft", put("adapter/adapter_model.bin", b"a pickle"), "adapter_model.bin"),
