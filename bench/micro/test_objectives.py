@@ -21,7 +21,6 @@ MASK = torch.arange(LENGTH) < torch.randint(1, LENGTH + 1, (ROWS, 1), generator=
 A, B, C = torch.randn(3, ROWS, LENGTH, generator=SEEDED)  # of tokens
 P, Q = torch.randn(2, ROWS, generator=SEEDED)  # of responses
 LOGP = (A / 10).requires_grad_()  # what a loss is differentiated by
-SCORE = P.clone().requires_grad_()
 BY_PROMPT, ALL = Q.view(-1, GROUP), torch.ones(ROWS // GROUP, GROUP, dtype=torch.bool)
 WEIGHTS = groups.token_weights(MASK, "dapo", ROWS, MASK.sum(), LENGTH)
 TERMS = groups.LossTerms(LOGP, LOGP, P, WEIGHTS, MASK, 0.2, 0.2)
@@ -42,7 +41,6 @@ CALLS: dict[str, Callable[[], object]] = {
     **{f"kl.estimate_kl[{kind}]": partial(kl.estimate_kl, A, B, kind) for kind in get_args(KlEstimator)},
     "logprobs.linear_token_logprobs": lambda: logprobs.linear_token_logprobs(HIDDEN, OUTPUT, IDS, 1.0, 256),
     "losses.clipped_surrogate": lambda: losses.clipped_surrogate(LOGP, B, 0.2, 0.2),
-    "losses.margin_ranking_loss": lambda: losses.margin_ranking_loss(SCORE, Q, 0.1),
     "losses.ppo_policy_loss": lambda: losses.ppo_policy_loss(LOGP, B, C, MASK, 0.2),
     "losses.ppo_value_loss": lambda: losses.ppo_value_loss(LOGP, B, C, MASK, 0.2),
     "masked.explained_variance": lambda: masked.explained_variance(A, B, MASK),

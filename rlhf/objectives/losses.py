@@ -1,6 +1,6 @@
-"""Losses of PPO, and the margin ranking loss of reward models; each is a mean to be minimised.
+"""Losses of PPO, to be minimised.
 
-The PPO losses are means over real tokens: to split a minibatch, weight each part's loss by its share of the tokens. The
+They are means over real tokens: to split a minibatch, weight each part's loss by its share of the tokens. The
 loss of rlhf/objectives/groups.py is a weighted sum instead, whose parts add up as they are.
 """
 
@@ -8,10 +8,9 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from rlhf.objectives.masked import at_least_float32, check_mask, masked_mean, zero_pads
+from rlhf.objectives.masked import check_mask, masked_mean, zero_pads
 
 Stats = dict[str, Tensor]  # 0-dim tensors by the key under which they are logged
 
@@ -84,11 +83,3 @@ def ppo_value_loss(
     clipped = free if clip is None else (v.clamp(old - clip, old + clip) - r) ** 2
     loss = masked_mean(torch.maximum(free, clipped), mask) / 2
     return loss, masked_mean(clipped > free, mask)
-
-
-def margin_ranking_loss(chosen: Tensor, rejected: Tensor, margin: float) -> Tensor:
-    """Return the hinge loss mean(max(0, margin - (c - r))), as torch.nn.MarginRankingLoss with y = 1.
-
-    Shapes: chosen, rejected (B,); returns a 0-dim loss.
-    """
-    return F.relu(margin - (at_least_float32(chosen) - at_least_float32(rejected))).mean()

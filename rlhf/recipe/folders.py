@@ -121,10 +121,10 @@ def check_directory(directory: Path, root: Path) -> None:
     """Raise OptionError if `directory` is no recipe; it names the versions in it, or similar recipes of `root`."""
     if directory.name == "recipe.yaml" or os.path.lexists(directory / "recipe.yaml"):
         return
-    inside = [str(v) for v in available(directory.parent) if v.parent == directory] if directory.is_dir() else []
-    known = {"/".join(folder.parts[-2:]): str(folder) for folder in (*available(root), *available(OWN))}
-    near = difflib.get_close_matches("/".join(directory.parts[-2:]), known, 3)
-    hint = " or ".join(inside or [known[name] for name in near]) or "a folder that `rlhf recipes` lists"
+    known = {str(folder): folder for folder in (*available(root), *available(OWN), *available(directory.parent))}
+    inside = [name for name, folder in known.items() if folder.parent == directory]
+    near = inside or difflib.get_close_matches(str(directory), known, 3)
+    hint = " or ".join(near) or "a folder that `rlhf recipes` lists"
     raise OptionError(f"--recipe {directory}: no recipe.yaml there; name {hint}")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.nn import functional
 from trl import RewardConfig, RewardTrainer
 
 from rlhf.data.corpus import Corpus
@@ -24,7 +25,6 @@ from rlhf.files import JsonObject
 from rlhf.models.adapters import reward_from_sft
 from rlhf.models.loading import load_base
 from rlhf.models.precision import Model, mixed_precision
-from rlhf.objectives.losses import margin_ranking_loss
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Rm
 from rlhf.run.directory import StageRun
@@ -133,8 +133,8 @@ class _Ranking(RewardTrainer):
     ) -> Any:
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)  # type: ignore[no-untyped-call]
         if self.ranking_margin is not None:
-            chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
-            loss = margin_ranking_loss(chosen, rejected, self.ranking_margin)
+            chosen, rejected = outputs.logits.squeeze(-1).float().chunk(2)
+            loss = functional.margin_ranking_loss(chosen, rejected, torch.ones_like(chosen), self.ranking_margin)
         return (loss, outputs) if return_outputs else loss
 
 

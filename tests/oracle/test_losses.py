@@ -1,4 +1,4 @@
-"""Losses against loops over tokens and pairs in Python floats."""
+"""Losses against loops over tokens in Python floats."""
 
 import math
 from functools import partial
@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.objectives.losses import (
-    margin_ranking_loss,
     ppo_policy_loss,
     ppo_value_loss,
 )
@@ -22,8 +21,6 @@ number = st.floats(-3, 3, allow_subnormal=False)
 slots = st.lists(st.tuples(number, number, number, st.booleans()), min_size=1, max_size=10).filter(
     lambda batch: any(real for *_, real in batch)
 )
-# Four numbers for each pair of a batch.
-quads = st.lists(st.tuples(number, number, number, number), min_size=1, max_size=8)
 
 
 def f64(*values):
@@ -298,35 +295,3 @@ def test_errors_of_the_ppo_losses_and_inputs_unchanged(f):
         f(*inputs, mask.double())
     loss, stats = f(*inputs, torch.zeros_like(mask))
     assert [loss.item(), *(x.item() for x in stats.values())] == [0.0] * (1 + len(stats)), "without real tokens"
-
-
-# --- losses over pairs -------------------------------------------------------------------------------------------
-
-
-@FEW
-@given(quads, st.floats(0, 1))
-def test_margin_ranking_against_a_loop(rows, margin):
-    a, b, *_ = (f64(*column) for column in zip(*rows, strict=True))
-    expected = mean(max(0.0, margin - (w - x)) for w, x, *_ in rows)
-    assert margin_ranking_loss(a, b, margin).item() == pytest.approx(expected, rel=1e-12, abs=1e-14)
-
-
-def test_margin_ranking_by_hand():
-    # Differences 3, 1/2, -1 against a margin of 1: 0, 1/2, 2.
-    loss = margin_ranking_loss(f64(3, 1, 0), f64(0, 0.5, 1), margin=1.0)
-    assert loss.item() == pytest.approx(2.5 / 3, rel=1e-14)
-
-
-def test_margin_ranking_gradients_and_dtypes():
-    def f(a, b):
-        return margin_ranking_loss(a, b, margin=0.5)
-
-    generator = torch.Generator().manual_seed(3)
-    inputs = [torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(2)]
-    kept = [x.clone() for x in inputs]
-    assert f(*inputs).shape == ()
-    assert all(torch.equal(a, b) for a, b in zip(inputs, kept, strict=True))
-    assert torch.autograd.gradcheck(f, [x.clone().requires_grad_() for x in inputs])
-    halves = [x.bfloat16() for x in inputs]
-    assert f(*halves).dtype == torch.float32
-    assert f(*halves).item() == pytest.approx(f(*(x.double() for x in halves)).item(), rel=1e-5)
