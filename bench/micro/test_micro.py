@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf.data import formats
 from rlhf.data.batch import Rollout, collate
-from rlhf.data.formats import RowOptions
+from rlhf.data.formats import AS_THEY_ARE
 from rlhf.data.tokenize import DialogueTokenizer, words
 from rlhf.data.worlds import lengths
 from rlhf.models.lean.packed import Packed, pieces_of, places_of
@@ -72,7 +72,7 @@ def test_read_hh_transcripts(benchmark: BenchmarkFixture, tmp_path: Path) -> Non
 
 
 def test_encode_dialogues(benchmark: BenchmarkFixture, rows: Path) -> None:
-    pairs = formats.read([rows], RowOptions(on_bad_row="skip")).pairs
+    pairs = formats.read([rows], AS_THEY_ARE.model_copy(update={"on_bad_row": "skip"})).pairs
     tokenizer = DialogueTokenizer(words(20_000), "hh")
     encoded, _ = benchmark(tokenizer.encode, [(p.prompt, p.chosen) for p in pairs], 384, 512)
     assert all(row and row.response[-1] == tokenizer.eos_id for row in encoded if row and len(row.response) < 100)

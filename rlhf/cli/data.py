@@ -10,7 +10,7 @@ import click
 from rlhf.cli.choice import Choice
 from rlhf.cli.options import existing_files
 from rlhf.data import check, formats, show
-from rlhf.data.formats import ParsedRows, RowOptions
+from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import Document, Example, PreferencePair, Row
 from rlhf.data.trainable import refusals
 from rlhf.errors import UserError
@@ -54,12 +54,12 @@ def _about_rows(command: Callable[..., None]) -> Callable[..., None]:
 def _read(files: tuple[str, ...], directory: Path | None, changes: tuple[str, ...]) -> tuple[ParsedRows, Recipe | None]:
     """Return the rows of files as a run reads them, but for malformed ones, which are listed."""
     if directory is None:
-        options, recipe = RowOptions.of_changes(files, parse_overrides(changes), "skip"), None
+        settings, recipe = formats.settings_of(files, parse_overrides(changes), "skip"), None
     else:
         recipe = Choice(directory=directory, data=files, changes=changes).load(quiet=True).recipe
-        options = RowOptions.of(recipe.data.model_copy(update={"on_bad_row": "skip"}))
+        settings = recipe.data.model_copy(update={"on_bad_row": "skip"})
     with working("reading"):
-        return formats.read(files, options), recipe
+        return formats.read(files, settings), recipe
 
 
 @data_group.command("check")

@@ -36,7 +36,7 @@ Answers = dict[str, list[tuple[RowWithPrompt, str]]]  # by kind: rows and an ans
 
 def _rows(choice: Choice) -> formats.ParsedRows:
     """Return the rows of --data, read as --set says."""
-    return formats.read(choice.data, formats.RowOptions.of_changes(choice.data, parse_overrides(choice.changes)))
+    return formats.read(choice.data, formats.settings_of(choice.data, parse_overrides(choice.changes)))
 
 
 @click.command()

@@ -6,8 +6,7 @@ or give the same answer, occur in the best sets: they are left out and listed. C
 
 import hashlib
 import json
-import statistics
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,14 +19,13 @@ from rlhf.data.raw import Malformed
 from rlhf.data.rows import KINDS, LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row, of_kind
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, sha256
-from rlhf.recipe.choices import OnBadRow, RowType, Turns
+from rlhf.recipe.choices import OnBadRow, RowType
 from rlhf.recipe.schema_data import Data
-from rlhf.recipe.strict import Changes, is_commit, validate, with_overrides
+from rlhf.recipe.strict import Changes, validate, with_overrides
+from rlhf.run.records import DataFile
 from rlhf.terminal import counted, excerpt
 
 T = TypeVar("T")
-LONG = 5  # words in an unread column above which answers may be about it
-SAMPLED = 1000  # values of a column whose words are counted
 TYPES = [*COLUMNS]
 LISTED = "; ".join(f"{kind} ({', '.join(columns)})" for kind, columns in COLUMNS.items())
 BY_COLUMNS: list[tuple[str, tuple[str, ...]]] = [  # in the order of `data.format: auto`
@@ -35,88 +33,51 @@ BY_COLUMNS: list[tuple[str, tuple[str, ...]]] = [  # in the order of `data.forma
     *adapters.COLUMNS.items(),
     *((kind, COLUMNS[kind]) for kind in ("text", "prompt_only")),
 ]
+AS_THEY_ARE = Data(source="files", files=("-",), on_bad_row="stop", heldout_fraction=0.5)  # rows without any setting
 KNOWN = {*READ, *(name for _, columns in BY_COLUMNS for name in columns), "input"}  # whatever their case in a file
 
 
-@dataclass(frozen=True)
-class RowOptions:
-    """What a recipe's section `data` says about its rows.
-
-    columns: names of columns here -> in the file. labels: word -> whether it means good.
-    ignore: columns, and fields of messages, that are taken out.
-    """
-
-    format: str = "auto"
-    columns: Mapping[str, str] | None = None
-    labels: Mapping[str, bool] | None = None
-    ignore: Sequence[str] | None = None
-    turns: Turns = "all"
-    on_bad_row: OnBadRow = "stop"
-
-    @classmethod
-    def of(cls, data: Data) -> "RowOptions":
-        """Return the options of a recipe."""
-        return cls(data.format, data.columns, data.labels, data.ignore, data.turns, data.on_bad_row)
-
-    @classmethod
-    def of_changes(cls, files: Sequence[str | Path], changes: Changes, on_bad_row: OnBadRow = "stop") -> "RowOptions":
-        """Return the options that `--set data.…` gives for files, without a recipe. Raises UserError."""
-        if other := next((key for key in changes if not key.startswith("data.")), None):
-            raise UserError(f"--set {other}: without a recipe there are only the keys of data; name one with --recipe")
-        own: JsonObject = {
-            "source": "files",
-            "files": [str(file) for file in files],
-            "heldout_fraction": 0.5,
-            "on_bad_row": on_bad_row,
-        }
-        content = with_overrides({"data": own}, changes)["data"]
-        keys = [key.removeprefix("data.") for key in changes]
-        return cls.of(validate(Data, content, Path("--set"), keys, "data."))
-
-
-@dataclass(frozen=True, slots=True)
-class FileReport:
-    """A file, or one split of a hub set; `sha256` is of the file's bytes, of a hub set's rows as JSON lines.
-
-    `kind` is the type or set of its rows. A user's function is a file without rows.
-    """
-
-    name: str
-    sha256: str
-    kind: str
-    rows: int
+def settings_of(files: Sequence[str | Path], changes: Changes, on_bad_row: OnBadRow = "stop") -> Data:
+    """Return the section `data` that `--set data.…` gives for files, without a recipe. Raises UserError."""
+    if other := next((key for key in changes if not key.startswith("data.")), None):
+        raise UserError(f"--set {other}: without a recipe there are only the keys of data; name one with --recipe")
+    own: JsonObject = {"files": [str(file) for file in files], "on_bad_row": on_bad_row}
+    content = with_overrides({"data": AS_THEY_ARE.model_dump(mode="json") | own}, changes)["data"]
+    keys = [key.removeprefix("data.") for key in changes]
+    return validate(Data, content, Path("--set"), keys, "data.")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """Files that were read, and the rows that were not kept.
+    """Files that were read, with the type or set of their rows, and the rows that were not kept.
 
-    `malformed` pairs a source with what is wrong; `left_out` has the sources of the other rows by reason. `notes` say
-    what the rows were taken for, and which columns no type reads.
+    A file is also one split of a hub set, whose hash is of its rows as JSON lines, and a user's function, which has no
+    rows. Each row that was left out has its reason, its source and what is wrong. `notes` say what the rows were taken
+    for, and which columns no type reads.
     """
 
-    files: tuple[FileReport, ...]
-    malformed: tuple[tuple[str, str], ...]
-    left_out: Mapping[LeftOut, tuple[str, ...]]
+    files: tuple[DataFile, ...]
+    left_out: tuple[tuple[LeftOut, str, str], ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def rows(self) -> int:
-        """Return the number of rows read, those left out included."""
-        return sum(file.rows for file in self.files)
+    def malformed(self) -> list[tuple[str, str]]:
+        """Return the source of each malformed row, and what is wrong with it."""
+        return [(source, problem) for reason, source, problem in self.left_out if reason == "malformed"]
 
     def counts(self) -> dict[str, int]:
         """Return how many rows were not kept, by reason."""
-        return {"malformed": len(self.malformed)} | {name: len(sources) for name, sources in self.left_out.items()}
+        found = Counter(reason for reason, _, _ in self.left_out)
+        return {reason: found[reason] for reason in LEFT_OUT}
 
     def summary(self) -> str:
         """Return one line: how many rows were left out of which files, and for which reasons."""
-        counts = self.counts()
-        words: dict[str, str] = {"malformed": "malformed"} | {**LEFT_OUT}
-        reasons = ", ".join(f"{words[reason]} {count:,}" for reason, count in counts.items() if count)
+        found = Counter(LEFT_OUT[reason] for reason, _, _ in self.left_out)
+        reasons = ", ".join(f"{words} {count:,}" for words, count in found.items())
         files = ", ".join(file.name for file in self.files if file.rows)
-        left = f"{sum(counts.values()):,} left out: {reasons}" if reasons else "none left out"
-        return f"{counted(self.rows, 'row')} of {files}, {left}"
+        rows = sum(file.rows or 0 for file in self.files)
+        left = f"{len(self.left_out):,} left out: {reasons}" if reasons else "none left out"
+        return f"{counted(rows, 'row')} of {files}, {left}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,67 +110,65 @@ class ParsedRows:
         return replace(self, rows=tuple(row for row in self.rows if id(row) not in left_out))
 
 
-AS_THEY_ARE = RowOptions()
 RawRows = Iterable[tuple[str, object]]  # source and row
 RawFile = tuple[str, Callable[[], RawRows], Callable[[], str]]  # name, rows, and the hash after the last of them
 
 
-def read(files: Sequence[str | Path], options: RowOptions = AS_THEY_ARE) -> ParsedRows:
+def read(files: Sequence[str | Path], settings: Data = AS_THEY_ARE) -> ParsedRows:
     """Read JSON lines, JSON and tables (all also gzipped), Parquet, Arrow and folders of `save_to_disk`.
 
     Raises UserError for files and rows that cannot be used.
     """
     if isinstance(files, str) or not files:
         raise UserError(f"data files: {files!r} is not a list of at least one file; name the files in data.files")
-    return parse(((str(path), partial(raw.rows, path), partial(sha256, path)) for path in map(Path, files)), options)
+    return parse(((str(path), partial(raw.rows, path), partial(sha256, path)) for path in map(Path, files)), settings)
 
 
-def parse(files: Iterable[RawFile], options: RowOptions = AS_THEY_ARE) -> ParsedRows:
+def parse(files: Iterable[RawFile], settings: Data = AS_THEY_ARE) -> ParsedRows:
     """Parse raw rows; all rows of a file have one type, which its first row shows. Raises UserError as `read` does."""
     kept: list[Row] = []
-    left_out: dict[LeftOut, list[str]] = {reason: [] for reason in LEFT_OUT}
-    malformed: list[tuple[str, str]] = []
+    left_out: list[tuple[LeftOut, str, str]] = []
     reports, notes = [], []
-    own = adapters.own(options.format) if ":" in options.format else None
+    own = adapters.own(settings.format) if ":" in settings.format else None
     for name, rows, hash_of_file in files:
-        file, count, bad_before = _File(options, own and own[0]), 0, len(malformed)
+        file, count, bad = _File(settings, own and own[0]), 0, list[tuple[LeftOut, str, str]]()
         for source, row in rows():
             count += 1
             try:
                 for parsed in file.parsed(row, source):
                     if isinstance(parsed, str):
-                        left_out[parsed].append(source)
+                        left_out.append((parsed, source, LEFT_OUT[parsed]))
                     else:
                         kept.append(parsed)
             except Malformed as problem:
-                if options.on_bad_row == "stop":
+                if settings.on_bad_row == "stop":
                     way_out = "repair it, or leave such rows out: --set data.on_bad_row=skip"
                     raise UserError(f"{source}: {problem} ({way_out})") from None
-                malformed.append((source, str(problem)))
-        bad = malformed[bad_before:]
+                bad.append(("malformed", source, str(problem)))
         if not count or 2 * len(bad) > count:
-            first = (
-                f"{len(bad):,} of {counted(count, 'row')} are malformed, as {': '.join(bad[0])}" if bad else "no rows"
-            )
+            first = "no rows"
+            if bad:
+                first = f"{len(bad):,} of {counted(count, 'row')} are malformed, as {': '.join(bad[0][1:])}"
             raise UserError(f"{name}: {first}; name another file, or the rows' columns or set (docs/data.md)")
-        reports.append(FileReport(name, hash_of_file(), file.format, count))
+        left_out += bad
+        reports.append(DataFile(name=name, sha256=hash_of_file(), rows=count, kind=file.format))
         notes += [f"{name}: {note}" for note in file.notes()]
     if own is not None:
-        reports.append(FileReport(str(own[1]), sha256(own[1]), options.format, 0))
+        reports.append(DataFile(name=str(own[1]), sha256=sha256(own[1]), rows=0, kind=settings.format))
     kept.sort(key=lambda row: KINDS.index(type(row)))
-    report = ReadReport(tuple(reports), tuple(malformed), {r: tuple(s) for r, s in left_out.items()}, tuple(notes))
-    return ParsedRows(tuple(kept), report)
+    left_out.sort(key=lambda row: [*LEFT_OUT].index(row[0]))
+    return ParsedRows(tuple(kept), ReadReport(tuple(reports), tuple(left_out), tuple(notes)))
 
 
 class _File:
     """What the rows of a file are: their type, the adapter of their set, and the columns that nothing reads."""
 
-    def __init__(self, options: RowOptions, own: adapters.Adapter | None):
-        self.options, self.format, self.adapter = options, options.format, own
+    def __init__(self, settings: Data, own: adapters.Adapter | None):
+        self.settings, self.format, self.adapter = settings, settings.format, own
         self.type: RowType | None = None
-        self.labels = {**LABELS, **{word.strip().lower(): good for word, good in (options.labels or {}).items()}}
-        self.ignored, self.names = {*(options.ignore or ())}, {*(options.columns or {}).values()}
-        self.unread: dict[str, list[int]] = defaultdict(list)  # words of each value in a column
+        self.labels = {**LABELS, **{word.strip().lower(): good for word, good in (settings.labels or {}).items()}}
+        self.columns, self.ignored = settings.columns or {}, {*(settings.ignore or ())}
+        self.unread: dict[str, None] = {}
 
     def parsed(self, value: object, source: str) -> Iterator[Row | LeftOut]:
         """Yield what a row says. Raises Malformed."""
@@ -223,10 +182,8 @@ class _File:
             yield "not_made"
         for typed in made:
             kind = self._type_of(typed)
-            yield parse_row(typed, kind, source, self.labels, self.options.turns)
-            for name, content in beside(typed, kind).items():
-                if len(self.unread[name]) < SAMPLED:
-                    self.unread[name].append(_words(content))
+            yield parse_row(typed, kind, source, self.labels, self.settings.turns)
+            self.unread |= dict.fromkeys(beside(typed, kind))
 
     def _renamed(self, value: object) -> dict[str, Any]:
         """Return a row with the names that types and sets have, without what is ignored. Raises Malformed."""
@@ -234,14 +191,13 @@ class _File:
             raise value
         if not isinstance(value, dict):
             raise Malformed(f"a row is an object with named columns; this one is {type(value).__name__}")
-        columns = self.options.columns or {}
-        if (missing := next((old for old in columns.values() if old not in value), None)) is not None:
+        if (missing := next((old for old in self.columns.values() if old not in value), None)) is not None:
             raise Malformed(f"no column {missing!r} (data.columns); the row has {_listed(value)}")
-        row = {columns_name: value[old] for columns_name, old in columns.items()}
+        row = {name: value[old] for name, old in self.columns.items()}
         for name, content in value.items():
             lower = name.lower()
             known = lower if lower in KNOWN and lower not in value else name
-            if name not in self.ignored and name not in self.names and known not in row:
+            if name not in self.ignored and name not in self.columns.values() and known not in row:
                 row[known] = self._without_ignored(content)
         return row
 
@@ -261,19 +217,16 @@ class _File:
             self.type = self.format if self.format in COLUMNS else found
         if self.type is None:
             raise Malformed(f"{_listed(row)} are the columns of no type: {LISTED}")
-        if self.options.format == "auto" and found and TYPES.index(found) < TYPES.index(self.type):
+        if self.settings.format == "auto" and found and TYPES.index(found) < TYPES.index(self.type):
             raise Malformed(f"a row of type {found}, and the first one is of {self.type}; give each type its own file")
         return self.type
 
     def notes(self) -> Iterator[str]:
         """Yield lines on what the rows were taken for, and on the columns that no type reads."""
-        if self.options.format == "auto":
+        if self.settings.format == "auto":
             yield f"rows of {self.format} ({', '.join(dict(BY_COLUMNS)[self.format])})"
         if self.unread:
             yield f"columns for reward functions alone: {', '.join(self.unread)}"
-        for name, words in self.unread.items():
-            if (median := statistics.median(words)) > LONG:
-                yield f"'{name}' has texts of {median:.0f} words; if answers need it, write it into the prompt"
 
 
 def told_by_columns(row: Mapping[str, Any]) -> str:
@@ -296,35 +249,16 @@ def _listed(row: Mapping[str, Any]) -> str:
     return excerpt(", ".join(map(repr, row))) or "no names"
 
 
-def _words(content: object) -> int:
-    """Return the number of words of a column's value."""
-    return len((content if isinstance(content, str) else json.dumps(content, default=str)).split())
-
-
-def read_hub(
-    name: str,
-    revision: str,
-    options: RowOptions = AS_THEY_ARE,
-    *,
-    split: str | None = None,
-    data_dir: str | None = None,
-) -> ParsedRows:
-    """Read one split of a data set on the hub at one commit; `name` may also be a local folder that holds a set.
-
-    `split` None reads `train`.
-    """
-    if not is_commit(revision):
-        raise UserError(
-            f"{name}: revision {revision!r} is not a commit of 40 hex digits; branches and tags can move, and the run "
-            "could not be repeated. Copy the commit from the set's history on the hub into data.revision"
-        )
+def read_hub(settings: Data) -> ParsedRows:
+    """Read the split of a data set at one commit of the hub that a recipe names. Its name may be a local folder too."""
+    assert settings.name and settings.revision
+    name, data_dir, split = settings.name, settings.data_dir, settings.split or "train"
     import datasets  # slow to import, and only needed here
 
-    split = split or "train"
     label = "/".join(part for part in (name, data_dir, split) if part)
     try:
         # Loads the pinned files: offline, `load_dataset` of a name takes the newest commit that it has ever seen.
-        folder = name if Path(name).is_dir() else hub.snapshot(name, revision, data_dir)
+        folder = name if Path(name).is_dir() else hub.snapshot(name, settings.revision, data_dir)
         table = datasets.load_dataset(folder, split=split, data_dir=data_dir)
     except Exception as error:  # the library raises a dozen unrelated types, some with the reason only in the cause
         way_out = "check data.name, data.data_dir, data.split and the network"
@@ -337,4 +271,4 @@ def read_hub(
             digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
             yield f"{label}:row {number}", row
 
-    return parse([(label, rows, digest.hexdigest)], options)
+    return parse([(label, rows, digest.hexdigest)], settings)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rlhf.data.check import remarks
 from rlhf.data.corpus import Corpus, Split
 from rlhf.data.formats import ParsedRows, ReadReport
-from rlhf.data.rows import KINDS, LEFT_OUT, Row, of_kind
+from rlhf.data.rows import KINDS, Row, of_kind
 from rlhf.data.source import read_source
 from rlhf.data.split import divide, row_key, shuffled
 from rlhf.data.tokenize import DialogueTokenizer
@@ -17,7 +17,7 @@ from rlhf.errors import UserError
 from rlhf.recipe import Recipe, StageName
 from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.schema_data import Data
-from rlhf.run.records import DataFile, DataRead
+from rlhf.run.records import DataRead
 from rlhf.terminal import counted
 
 
@@ -115,14 +115,11 @@ def _fingerprint(report: ReadReport, corpus: Corpus, root: Path) -> DataRead:
 
     facts = DataRead(
         sha256=content_hash([file.sha256 for file in report.files]),
-        files=[DataFile(name=name(f.name), sha256=f.sha256, rows=f.rows, kind=f.kind) for f in report.files],
+        files=[file.model_copy(update={"name": name(file.name)}) for file in report.files],
         documents=len(corpus.documents),
         examples=len(corpus.examples),
         pairs=len(corpus.pairs),
         prompts=len(corpus.bare_prompts),
-        left_out=[
-            *(f"{source}: {problem}" for source, problem in report.malformed),
-            *(f"{source}: {LEFT_OUT[reason]}" for reason, sources in report.left_out.items() for source in sources),
-        ],
+        left_out=[f"{source}: {problem}" for _, source, problem in report.left_out],
     )
     return facts.model_copy(update=report.counts())

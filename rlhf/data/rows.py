@@ -98,8 +98,9 @@ def texts(row: Row) -> tuple[str, ...]:
     return (row.text,) if isinstance(row, Document) else (*(said.content for said in row.prompt), *responses(row))
 
 
-LeftOut = Literal["prompts_differ", "identical", "empty", "not_made"]
+LeftOut = Literal["malformed", "prompts_differ", "identical", "empty", "not_made"]
 LEFT_OUT: dict[LeftOut, str] = {  # reasons why rows are left out, in words
+    "malformed": "malformed",
     "prompts_differ": "prompts differ",
     "identical": "identical answers",
     "empty": "empty answer",

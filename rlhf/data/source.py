@@ -11,14 +11,13 @@ from types import ModuleType
 from filelock import FileLock
 
 from rlhf.data import formats
-from rlhf.data.formats import RowOptions
 from rlhf.data.worlds import additions, gym, lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
 from rlhf.process.children import child_environment
 from rlhf.recipe import Recipe
 from rlhf.recipe.pinned import content_hash
-from rlhf.recipe.schema_data import Data, ReasoningGym
+from rlhf.recipe.schema_data import ReasoningGym
 from rlhf.run.packages import install_command, package_version, require
 from rlhf.run.reader import advising, read
 from rlhf.run.records import Generated
@@ -27,19 +26,13 @@ from rlhf.terminal import excerpt
 WORLDS = {"toy": toy, "sums": sums, "additions": additions, "lengths": lengths}
 
 
-def read_from_hub(data: Data) -> formats.ParsedRows:
-    """Read the pinned rows of the hub that a recipe names. Raises UserError for bad data."""
-    assert data.name and data.revision
-    return formats.read_hub(data.name, data.revision, RowOptions.of(data), split=data.split, data_dir=data.data_dir)
-
-
 def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
     """Read the rows that `data.source` names; generated ones are kept in `folder`. Raises UserError for bad data."""
     data = recipe.data
     if data.source == "hub":
-        return read_from_hub(data)
+        return formats.read_hub(data)
     if data.source == "files":
-        return formats.read(data.files, RowOptions.of(data))
+        return formats.read(data.files, data)
     if data.source == "reasoning_gym":
         assert data.reasoning_gym
         return read_tasks(data.reasoning_gym, recipe.seed, folder)

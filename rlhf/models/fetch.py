@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rlhf.data import hub
-from rlhf.data.source import read_from_hub
+from rlhf.data.formats import read_hub
 from rlhf.errors import UserError
 from rlhf.recipe import Recipe
 from rlhf.recipe.schema_model import Model
@@ -123,6 +123,6 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
         raise UserError(f"{checked.verified_path}/{damaged} is not what the hub has: delete it and fetch again")
     rows = None
     if kind == "dataset":  # also caches the rows for use without network, and finds unreadable ones now
-        rows = sum(file.rows for file in read_from_hub(recipe.data).report.files)
+        rows = sum(file.rows or 0 for file in read_hub(recipe.data).report.files)
     size, gated = sum(file.file_size or 0 for file in planned), bool(getattr(info, "gated", False))
     return Download(source, len(planned), size, hub.licence(info.card_data), gated, rows, folder)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlhf import recipe
 from rlhf.data import formats
-from rlhf.data.formats import RowOptions
+from rlhf.data.formats import AS_THEY_ARE
 from rlhf.errors import UserError
 from rlhf.recipe import parse_overrides
 from tests.helpers import RECIPE
@@ -63,10 +63,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bytes], Pat
 def test_rows_of_any_json(file, content: list[Any], skip: bool):
     path = file("rows.jsonl", "".join(json.dumps(row) + "\n" for row in content).encode())
     with refused_in_one_line("rows.jsonl"):
-        found = formats.read([path], RowOptions(on_bad_row="skip" if skip else "stop"))
+        found = formats.read([path], AS_THEY_ARE.model_copy(update={"on_bad_row": "skip" if skip else "stop"}))
         report = found.report
         kept = sum(map(len, (found.documents, found.examples, found.pairs, found.bare_prompts)))
-        assert report.rows == len(content) == kept + sum(report.counts().values())
+        assert sum(file.rows or 0 for file in report.files) == len(content) == kept + sum(report.counts().values())
         assert skip or not report.malformed
         for pair in found.pairs:
             assert pair.chosen.strip() and pair.rejected.strip() and pair.chosen != pair.rejected
@@ -81,7 +81,7 @@ def test_rows_of_any_json(file, content: list[Any], skip: bool):
 @example(content=b"PAR1", name="a.jsonl")
 def test_a_data_file_of_any_bytes(file, content: bytes, name: str):
     with refused_in_one_line(name):
-        formats.read([file(name, content)], RowOptions(on_bad_row="skip"))
+        formats.read([file(name, content)], AS_THEY_ARE.model_copy(update={"on_bad_row": "skip"}))
 
 
 @quietly

@@ -59,7 +59,7 @@ def test_spellings_of_one_text_are_one_text(one, other):
 
 def found(rows: list[Row], heldout: Sequence[Row] = ()) -> dict[str, int]:
     """What `rlhf data check` finds, but for lengths."""
-    read, held = (ParsedRows(tuple(rows), ReadReport((), (), {})) for rows in (rows, heldout))
+    read, held = (ParsedRows(tuple(rows), ReadReport((), ())) for rows in (rows, heldout))
     return {finding.name: finding.rows for finding in check.check(read, held) if finding.name != "chosen longer"}
 
 

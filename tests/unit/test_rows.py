@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlhf.data import formats
-from rlhf.data.formats import ParsedRows, RowOptions
+from rlhf.data.formats import ParsedRows, settings_of
 from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
 from rlhf.errors import UserError
 from rlhf.recipe import parse_overrides
@@ -31,7 +31,7 @@ def read(folder: Path, rows: Rows | str | bytes, *changes: str, name: str = "row
     file = folder / name
     text = rows if isinstance(rows, str | bytes) else "".join(json.dumps(row) + "\n" for row in rows)
     file.write_bytes(text.encode() if isinstance(text, str) else text)
-    return formats.read([file], RowOptions.of_changes([file], parse_overrides(changes)))
+    return formats.read([file], settings_of([file], parse_overrides(changes)))
 
 
 def refusal(folder: Path, rows: Rows | str | bytes, *changes: str, name: str = "rows.jsonl") -> str:
@@ -328,7 +328,7 @@ def test_every_answer_of_a_conversation_is_imitated_unless_the_last_alone_is_wan
 def test_rows_that_can_teach_nothing_are_left_out_and_counted(tmp_path, row, reason):
     found = read(tmp_path, [row])
     assert not found.rows and found.report.counts()[reason] == 1
-    assert found.report.left_out[reason] == (str(tmp_path / "rows.jsonl:1"),)
+    assert [source for _, source, _ in found.report.left_out] == [str(tmp_path / "rows.jsonl:1")]
 
 
 @pytest.mark.parametrize(
@@ -364,11 +364,10 @@ def test_bad_rows_may_be_skipped_and_are_listed(tmp_path):
     assert "malformed" in refusal(tmp_path, [*rows[-1:], {}, {}], "data.on_bad_row=skip")
 
 
-def test_a_long_text_beside_is_named(tmp_path):
-    context = "The shop opens at nine and closes at five."
-    notes = read(tmp_path, [{"prompt": "Q?", "completion": "a", "context": context, "id": "7"}]).report.notes
-    assert any("'context'" in note and "9 words" in note for note in notes)
-    assert not any("'id'" in note for note in notes)
+def test_columns_beside_are_named_once(tmp_path):
+    rows = [{"prompt": "Q?", "completion": "a", "context": "The shop opens at nine.", "id": "7"}] * 2
+    (note,) = (note for note in read(tmp_path, rows).report.notes if "context, id" in note)
+    assert "reward functions" in note
 
 
 def test_tables_keep_texts_and_lines(tmp_path):
