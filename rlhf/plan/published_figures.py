@@ -5,10 +5,9 @@ from operator import attrgetter
 from typing import NamedTuple, cast
 
 from rlhf.files import JsonObject
-from rlhf.plan.phases import ON_HOST, PredictedPhase
+from rlhf.plan.phases import ON_HOST, Component, PredictedPhase
 from rlhf.plan.plan import Plan
 from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.recipe.choices import Component
 from rlhf.recipe.published import CHAIN, Figure, Verdict, verdict_of
 from rlhf.recipe.stages import MERGE, SFT
 from rlhf.terminal.wording import GB

@@ -1,6 +1,6 @@
 """Allowed values of recipe keys that other modules name too. This module needs no torch."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 Device = Literal["cpu", "cuda"]
 Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
@@ -25,20 +25,3 @@ RowSet = Literal[  # public sets and exports by their documented columns
 Turns = Literal["all", "last"]  # answers of a conversation that are imitated
 OnBadRow = Literal["stop", "skip"]
 LengthsShape = Literal["hh", "longest"]  # as long as dialogues of HH-RLHF, or as every stage admits
-
-# What a peak of memory consists of.
-Component = Literal[
-    "base",  # the model's own weights and buffers
-    "quantization",  # scales and code book beside packed weights
-    "adapters",
-    "heads",
-    "gradients",
-    "optimizer",
-    "activations",  # made in a forward pass and freed in its backward pass
-    "logits",
-    "kv_cache",
-    "buffers",  # what one phase leaves for another
-    "temporaries",
-    "kernels",  # inside kernels
-]
-COMPONENTS: tuple[Component, ...] = get_args(Component)
