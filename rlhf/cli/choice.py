@@ -38,7 +38,7 @@ class Choice:
     weights: str | None = None
     changes: tuple[str, ...] = ()
     seed: int | None = None
-    run: NamedRun | None = None  # instead of all but the folder and further changes
+    run: NamedRun | None = None  # instead of all but further changes
 
     def load(self, merging: bool = False, quiet: bool = False, stage: StageName | None = None) -> PinnedRecipe:
         """Return the recipe with its changes. Unless `quiet`, it is said which version is taken.
@@ -52,7 +52,7 @@ class Choice:
         with _of_options():
             changes = recipes.parse_overrides(self.changes)
         if self.run is not None:
-            return recipe_of(self.run, recipes_root(), self.directory, changes, merging)
+            return recipe_of(self.run, recipes_root(), changes, merging)
         directory = self.directory_of_recipe(stage)
         as_written = recipes.load(directory).recipe  # without options, whose mistakes come below
         seed = self._seed(changes)

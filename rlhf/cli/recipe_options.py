@@ -17,7 +17,15 @@ from rlhf.run.named import is_run, named_run
 
 Command = Callable[..., None]
 AMONG_OTHERS = ("files", "rewards")  # parameters among whose words a run directory may be
-OF_THE_RUN = ("hw", "guide", "out", "data", "weights", "seed")  # parameters whose values a run directory has
+OF_THE_RUN = (
+    "hw",
+    "directory",
+    "guide",
+    "out",
+    "data",
+    "weights",
+    "seed",
+)  # parameters whose values a run directory has
 HARDWARE = "Take the default recipe of this hardware; `rlhf recipes` lists both. This or --recipe must be given."
 GUIDE = "With --hw: take the version that keeps the settings of a published guide, where there is one."
 OUT = "Root of all runs. [default: runs, or a folder in it where --weights, --data or --seed is given]"

@@ -77,14 +77,12 @@ def settings_of(run: NamedRun) -> Manifest:
     return newest.model_copy(update={"overrides": changes})
 
 
-def recipe_of(
-    run: NamedRun, root: Path, directory: Path | None = None, further: Changes | None = None, merging: bool = False
-) -> PinnedRecipe:
+def recipe_of(run: NamedRun, root: Path, further: Changes | None = None, merging: bool = False) -> PinnedRecipe:
     """Return the recipe of a run with its changes, the `further` ones and its seed.
 
-    It is the recipe in `directory`, or that of its name in `root` or in the folder that the manifest names: the first
-    one with the hash that the run has; if none has it, the first, and the stages say what differs. `merging`: for a
-    merge, or what uses it: the policy whose folder was named is the one that is merged.
+    It is that of its name in `root`, or the one in the folder that the manifest names: the first one with the hash that
+    the run has; if none has it, the first, and the stages say what differs. `merging`: for a merge, or what uses it:
+    the policy whose folder was named is the one that is merged.
 
     Raises OptionError for a change that contradicts the run and without the recipe, and what `settings_of` raises.
     """
@@ -93,27 +91,18 @@ def recipe_of(
         if made.overrides[key] != further[key]:
             was = f"{run} has {key}={as_yaml(made.overrides[key])}"
             raise OptionError(f"--set {key}={as_yaml(further[key])}: {was}; leave it out")
-    loaded = load(_recipe_folder(run, made, root, directory), made.overrides | further, made.seed)
+    name = Path(made.recipe, made.version)
+    named = [root / name, *([Path(made.recipe_folder)] if made.recipe_folder else [])]
+    folders = [folder for folder in named if (folder / "recipe.yaml").is_file()]
+    if not folders:
+        raise OptionError(f"{run}: its recipe {name} is not in {root}; --recipe-root names the folder that it is in")
+    folder = next((folder for folder in folders if load(folder).sha256 == made.recipe_sha256), folders[0])
+    loaded = load(folder, made.overrides | further, made.seed)
     merge = loaded.recipe.merge
     mergeable = run.stage in (*POLICIES, *REWARD_MODELS)
     if not merging or merge is None or not mergeable or merge.stage == run.stage or _MERGED in further:
         return loaded
     return loaded.with_changes({_MERGED: run.stage})
-
-
-def _recipe_folder(run: NamedRun, made: Manifest, root: Path, typed: Path | None) -> Path:
-    """Return the folder of a run's recipe. Raises OptionError without any."""
-    names = made.recipe, made.version
-    if typed:
-        if Path(os.path.abspath(typed)).parts[-2:] != names:
-            raise OptionError(f"--recipe {typed}: {run} was made with {'/'.join(names)}; leave --recipe out")
-        return typed
-    named = [root.joinpath(*names), *([Path(made.recipe_folder)] if made.recipe_folder else [])]
-    folders = [folder for folder in named if (folder / "recipe.yaml").is_file()]
-    if not folders:
-        where = "--recipe-root names the folder that it is in"
-        raise OptionError(f"{run}: its recipe {'/'.join(names)} is not in {root}; {where}")
-    return next((folder for folder in folders if load(folder).sha256 == made.recipe_sha256), folders[0])
 
 
 def _stages_in(directory: Path) -> list[StageName]:

@@ -80,7 +80,7 @@ def test_the_folder_of_a_stage_chooses_that_stage(command, run):
     for path, merged in ((run / "dpo", "dpo"), (run, "ppo"), (run / "sft", "ppo")):
         merge = recipe_of(named_run(path), root, merging=True).recipe.merge
         assert merge and merge.stage == merged
-    typed = recipe_of(named_run(run / "dpo"), root, None, {"merge.stage": "ppo"}, merging=True).recipe.merge
+    typed = recipe_of(named_run(run / "dpo"), root, {"merge.stage": "ppo"}, merging=True).recipe.merge
     assert typed and typed.stage == "ppo"
 
 
@@ -90,7 +90,7 @@ def test_the_folder_of_a_stage_chooses_that_stage(command, run):
         (["--seed", "4"], "a run with its own settings; leave out --seed"),
         (["--hw", "cpu", "--out", "runs"], "a run with its own settings; leave out --hw and --out"),
         (["--set", "ppo.kl_coef=0.5"], "--set ppo.kl_coef=0.5: {run} has ppo.kl_coef=0.25; leave it out"),
-        (["--recipe", "recipes/cpu-tiny/v2"], "--recipe recipes/cpu-tiny/v2: {run} was made with cpu-tiny/v1"),
+        (["--recipe", "recipes/cpu-tiny/v2"], "a run with its own settings; leave out --recipe"),
     ],
 )
 def test_options_that_contradict_the_run_are_refused(command, run, words, message):
@@ -100,7 +100,7 @@ def test_options_that_contradict_the_run_are_refused(command, run, words, messag
 
 def test_a_change_beside_those_of_the_run_is_taken(run):
     further: Changes = {"ppo.kl_coef": 0.25, "evaluate.top_p": 0.5}
-    assert recipe_of(named_run(run), RECIPE.parents[1], None, further).overrides == OVERRIDES | further
+    assert recipe_of(named_run(run), RECIPE.parents[1], further).overrides == OVERRIDES | further
 
 
 @pytest.mark.parametrize(
