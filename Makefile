@@ -7,9 +7,9 @@ PYTHON ?= python3
 EXTRAS ?= gpu,math,serve,tracking,dev
 
 # Of the options only what is typed counts: a DATA or PORT of the environment is another program's.
-ONE    := HW RECIPE WEIGHTS SEED SEEDS OUT RUNTIME PRICE BUY FIT STAGE PROMPTS STAGES N TEMPERATURE PORT
+ONE    := HW RECIPE WEIGHTS SEED OUT RUNTIME PRICE FIT STAGE PROMPTS N TEMPERATURE PORT
 ONE    += PROMPT RESPONSE URL MODEL REV
-MANY   := SET DATA STOP_ON REPORT_TO ONLY
+MANY   := SET DATA STOP_ON REPORT_TO ONLY SEEDS STAGES
 OTHER  := RUN A B FILES REWARD RESUME GUIDE ARGS VRAM_CAP GPU IMAGE BASE CUDA VENV PYTHON EXTRAS PIP_ARGS
 typed  := $(sort $(foreach v,$(.VARIABLES),$(if $(filter command%,$(origin $v)),$v)))
 $(foreach v,$(filter-out $(ONE) $(MANY) $(OTHER),$(typed)),$(error there is no variable $v: $(ONE) $(MANY) $(OTHER)))
@@ -68,7 +68,7 @@ compare: $(ready) ## compare runs on the same held-out prompts (A=runs/NAME/v1 B
 score: $(ready) ## score answers with the trained reward model (FILES=, or PROMPT= RESPONSE=)
 	$(rlhf) score$(run) $(FILES)$(args)
 reward: $(ready) ## try rewards on the answers of DATA and on junk, before training (REWARD=my_rewards:polite)
-	$(rlhf) reward$(run) $(REWARD)$(args)
+	$(rlhf) reward $(REWARD)$(args)
 data-check data-show: $(ready) ## check the rows of the files in DATA, or show some
 	$(rlhf) $(subst -, ,$@) $(DATA)$(if $(ARGS), $(ARGS))
 

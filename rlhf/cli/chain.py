@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from rlhf import recipe as recipes
 from rlhf.plan import cache
@@ -20,6 +21,15 @@ from rlhf.run.directory import StageRun
 from rlhf.stages import runner
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
+
+
+def stages_before(run: StageRun) -> list[StageName]:
+    """Return the stages to run before one; before an evaluation those it compares alone, or one if none is trained."""
+    if run.stage == EVALUATE and run.parents.only:
+        return [*recipes.parents(run.loaded.recipe, run.stage), *run.parents.only]
+    if run.stage == EVALUATE and run.parents.trained_policies():
+        return recipes.parents(run.loaded.recipe, run.stage)
+    return chains.stages_before(run.loaded.recipe, run.stage)
 
 
 def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
@@ -40,46 +50,24 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
             from rlhf.data.load import check_rows  # imports torch
 
             check_rows(unfinished[0].loaded.recipe, [run.stage for run in unfinished])
-    if preflight and distributed.rank() == 0:
-        for run in unfinished:
+        for run in unfinished if preflight else ():
             forecast(run.loaded, run.stage, timed=False)
 
 
-def stages_before(run: StageRun) -> list[StageName]:
-    """Return the stages to run before one; before an evaluation those it compares alone, or one if none is trained."""
-    if run.stage == EVALUATE and run.parents.only:
-        return [*recipes.parents(run.loaded.recipe, run.stage), *run.parents.only]
-    if run.stage == EVALUATE and run.parents.trained_policies():
-        return recipes.parents(run.loaded.recipe, run.stage)
-    return chains.stages_before(run.loaded.recipe, run.stage)
-
-
 def run_parents(task: Task, parents: Sequence[StageRun]) -> None:
-    """Run the unfinished stages before a task's, each in a process of its own. Exits if one fails."""
-    any_ran = False
-    for number, unfinished in enumerate(parents, 1):
-        if report_done(unfinished):
+    """Run the unfinished stages before a task's, each in a process of its own. Exits with the code of a failed one."""
+    number = 0
+    for number, parent in enumerate(parents, 1):
+        if report_done(parent):
             continue
-        any_ran = True
-        _announce(number, len(parents) + 1, unfinished.stage)
-        _run_parent(task.of(unfinished.stage, if_needed=False), unfinished)
-    if any_ran:
-        _announce(len(parents) + 1, len(parents) + 1, task.stage)
-
-
-def _announce(number: int, total: int, stage: StageName) -> None:
-    """Print which stage of a chain begins."""
-    screen.OUT.print(f"stage {number} of {total}: {stage}", style="bold")
-
-
-def _run_parent(task: Task, unfinished: StageRun) -> None:
-    """Run a stage in a process of its own. Exits with its exit code if it fails."""
-    with endings.reporting_progress(lambda: runner.progress(unfinished)):
-        code = run_child(task)
-        if code < 0 or code - 128 in endings.SIGNALS:  # a signal that only the child received
-            raise endings.stop_for(-code if code < 0 else code - 128)
-    if code:
-        sys.exit(code)
+        screen.OUT.print(f"stage {number} of {len(parents) + 1}: {parent.stage}", style="bold")
+        with endings.reporting_progress(partial(runner.progress, parent)):
+            code = run_child(task.of(parent.stage, if_needed=False))
+            if code < 0 or code - 128 in endings.SIGNALS:  # a signal that only the child received
+                raise endings.stop_for(-code if code < 0 else code - 128)
+        if code:
+            sys.exit(code)
+    screen.OUT.print(f"stage {number + 1} of {number + 1}: {task.stage}", style="bold")
 
 
 def report_done(run: StageRun) -> bool:

@@ -1,35 +1,40 @@
-"""The recipe that a command's options lead to."""
+"""The recipe that a command works on: the options that name and change it, or a run that has them all."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import click
 
 from rlhf import recipe as recipes
-from rlhf.errors import OptionError, UserError, no_such
+from rlhf.cli import container
+from rlhf.errors import OptionError, UserError
 from rlhf.process import distributed
 from rlhf.recipe import Changes, PinnedRecipe
 from rlhf.recipe.folders import check_directory, default_root, guide_of, having
 from rlhf.recipe.rehearsal import random_weights_changes
-from rlhf.recipe.schema_data import Data
-from rlhf.recipe.schema_model import is_gguf
 from rlhf.recipe.stages import PRETRAIN, StageName
-from rlhf.run.named import NamedRun, recipe_of
+from rlhf.run.named import NamedRun, named_run, recipe_of
 from rlhf.terminal import say
 
-RECIPE_ROOT = "rlhf.recipes"  # key of a command's --recipe-root in click's context
 RANDOM_PAIRS = 4000  # stand-in dialogues for random weights
-NAMED_BY = {  # keys that say where data and weights are, by the option that sets them
-    "data": {"data.source", "data.files"},
-    "weights": {"model.source", "model.name", "model.revision", "model.files", "model.sha256"},
+# Keys that say where data and weights are: --data and --weights set them too.
+PLACES = {"data.source", "data.files", "model.source", "model.name", "model.revision", "model.files", "model.sha256"}
+OF_THE_RUN = {  # settings that a run directory has: fields, and their options
+    **{name: f"--{name}" for name in ("hw", "guide", "out", "data", "weights", "seed")},
+    "directory": "--recipe",
 }
+Command = Callable[..., None]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The options that name a recipe and change it, as they were typed."""
+    """The options that name a recipe and change it, as they were typed; or a run, which has all but further changes.
+
+    Raises OptionError for settings beside a run.
+    """
 
     hw: str | None = None
     directory: Path | None = None
@@ -38,124 +43,179 @@ class Choice:
     weights: str | None = None
     changes: tuple[str, ...] = ()
     seed: int | None = None
-    run: NamedRun | None = None  # instead of all but further changes
+    out: Path | None = None
+    run: NamedRun | None = None
 
-    def load(self, merging: bool = False, quiet: bool = False, stage: StageName | None = None) -> PinnedRecipe:
-        """Return the recipe with its changes. Unless `quiet`, it is said which version is taken.
+    def __post_init__(self) -> None:
+        typed = [option for name, option in OF_THE_RUN.items() if getattr(self, name) != getattr(Choice, name)]
+        if self.run and typed:
+            raise OptionError(f"{self.run}: a run with its own settings; leave out {' and '.join(typed)}")
 
-        `merging`: what `rlhf.run.named.recipe_of` calls so. `stage`: of the recipes for --hw one that has it.
+    @property
+    def names_a_recipe(self) -> bool:
+        """Return whether a recipe is named, by itself or by a run."""
+        return bool(self.run or self.hw or self.directory)
 
-        Raises OptionError if the options name no recipe, missing files or what a recipe cannot have, UsageError if they
-        exclude each other, and UserError if the recipe itself is wrong.
-        """
-        quiet = quiet or distributed.launched()  # a launcher's processes leave it to their parent
-        with _of_options():
-            changes = recipes.parse_overrides(self.changes)
-        if self.run is not None:
-            return recipe_of(self.run, recipes_root(), changes, merging)
-        directory = self.directory_of_recipe(stage)
-        as_written = recipes.load(directory).recipe  # without options, whose mistakes come below
-        seed = self._seed(changes)
-        for option, keys in NAMED_BY.items():
-            if getattr(self, option) and (twice := keys & changes.keys()):
-                raise OptionError(f"--set {min(twice)}: --{option} sets this key too; leave one of them out")
-        named = self._weights_changes(directory, changes) | _data_changes(self.data, as_written.data)
-        with _of_options():
-            loaded = recipes.load(directory, named | changes, seed)
-        if not quiet and (loaded.released_sha256 or self.hw):
-            say(f"recipe: {loaded.directory} ({loaded.status})")
-        return loaded
-
-    def root_of_runs(self) -> Path:
-        """Return the default of --out: `runs`, or a folder in it where weights, data or seed are not the recipe's."""
+    @property
+    def root(self) -> Path:
+        """Return the root of runs: --out, the run's, or `runs` with a folder for weights, data or seed of one's own."""
+        if self.run:
+            return self.run.out
+        if self.out:
+            return self.out
         weights = [f"weights-{Path(self.weights).name}"] if self.weights else []
         data = [f"data-{Path(self.data[0].removesuffix('.gz')).stem}"] if self.data else []
         seed = [] if self.seed is None else [f"seed-{self.seed}"]
         return Path("runs", *weights, *data, *seed)
 
-    def _weights_changes(self, directory: Path, changes: Changes) -> Changes:
-        """Return the changes that --weights stands for. Random weights bring data of their own."""
-        if self.weights is None:
-            return {}
-        if self.weights == "random":
-            if self.data:
-                raise click.UsageError("--weights random brings stand-in dialogues of its own: leave out --data")
-            with _of_options():
-                changed = recipes.load(directory, changes).recipe
-            return {**random_weights_changes(changed, RANDOM_PAIRS, "hh")}
-        folder = str(Path(self.weights).resolve())
-        if not Path(folder, "config.json").is_file() and not (is_gguf(folder) and Path(folder).is_file()):
-            raise OptionError(
-                f"--weights {self.weights}: no config.json there; name a checkpoint's folder, a .gguf file or random"
-            )
-        return {
-            "model.source": "local",
-            "model.name": folder,
-            "model.revision": None,
-            "model.files": None,
-            "model.sha256": None,
-            PRETRAIN: None,
-            "tokenizer.source": "local",
-            "tokenizer.name": folder,
-            "tokenizer.revision": None,
-        }
+    def run_directory(self) -> Path:
+        """Return the directory of the run that is named, or of the recipe's run below the root of runs."""
+        if self.run:
+            return self.run.directory
+        loaded = self.load()
+        return self.root / loaded.name / loaded.version
 
-    def _seed(self, changes: Changes) -> int | None:
-        """Take a seed out of the changes, because another seed is none. Raises OptionError if --seed is given too."""
-        seed = changes.get("seed")
-        if not isinstance(seed, int):
-            return self.seed
-        if self.seed is not None:
-            raise OptionError("--set seed and --seed both set the seed; leave one of them out")
-        del changes["seed"]
-        return seed
+    def load(self, stage: StageName | None = None, *, others: bool = True, on_device: bool = False) -> PinnedRecipe:
+        """Return the recipe with its changes, and say which version --hw takes.
 
-    def directory_of_recipe(self, stage: StageName | None = None) -> Path:
-        """Return the recipe's folder, from --recipe or --hw. Raises OptionError, UserError or UsageError."""
-        if self.directory is not None:
-            if self.hw is not None:
-                raise click.UsageError("--hw and --recipe both name a recipe: leave one out")
-            if self.guide:
-                raise click.UsageError("--recipe names a version, which --guide would choose: leave one out")
-            check_directory(self.directory, recipes_root())
+        `stage`: of the recipes for --hw the one for rows of one's own, and with `others` one that has this stage where
+        the default has not. `on_device`: go on in the container image where the recipe's device asks for it.
+
+        Raises OptionError for options that name no recipe, a wrong one or a damaged run, or contradict each other.
+        """
+        try:
+            changes = recipes.parse_overrides(self.changes)
+            if "seed" in changes:
+                raise OptionError("--set seed: a seed is no change of the recipe: --seed N")
+            if self.run:
+                loaded = recipe_of(self.run, default_root(), changes)
+            else:
+                loaded = self._changed(self._folder(stage, others), changes)
+        except UserError as error:
+            raise OptionError(*error.lines) from error
+        if on_device:
+            self._enter_container(loaded)
+        if (loaded.released_sha256 or self.hw) and not distributed.launched():  # of several ranks their parent says it
+            say(f"recipe: {loaded.directory} ({loaded.status})")
+        return loaded
+
+    def _folder(self, stage: StageName | None, others: bool) -> Path:
+        """Return the recipe's folder, from --recipe or --hw."""
+        if self.directory:
+            if self.hw or self.guide:
+                raise OptionError("--recipe names a version: leave out --hw and --guide")
+            check_directory(self.directory, default_root())
             return self.directory
-        if self.hw is None:
+        if not self.hw:
             raise OptionError("name a run directory, or a recipe: --hw NAME or --recipe DIR (`rlhf recipes`)")
-        context = click.get_current_context(silent=True)
-        stage = context.params.get("stage") if context and self.data else None
-        default = recipes.resolve(self.hw, recipes_root(), stage)
+        default = recipes.resolve(self.hw, default_root(), stage if self.data else None)
         if not self.guide:
-            return default if stage is None else having(stage, default, recipes_root())
+            return having(stage, default, default_root()) if stage and others else default
         found = guide_of(default)
         if found is None:
             raise OptionError(f"--guide: {default.parent} follows no published guide; leave it out")
         return found[0]
 
+    def _changed(self, folder: Path, changes: Changes) -> PinnedRecipe:
+        """Return the recipe in a folder with its data, weights and changes."""
+        named = self._data_changes(folder) | self._weights_changes(folder, changes)
+        if twice := PLACES & named.keys() & changes.keys():
+            raise OptionError(f"--set {min(twice)}: --data or --weights sets this key too; leave one of them out")
+        return recipes.load(folder, named | changes, self.seed)
 
-def _data_changes(data: Sequence[str], own: Data) -> Changes:
-    """Return the changes that training on these files, not the recipe's `own` data, stands for.
+    def _data_changes(self, folder: Path) -> Changes:
+        """Return the changes that training on one's own files, not the recipe's data, stands for."""
+        if not self.data:
+            return {}
+        files = [str(Path(file).resolve()) for file in self.data]
+        unused: Changes = {f"data.{key}": None for key in recipes.load(folder).recipe.data.own_keys()}
+        return {"data.source": "files", "data.files": files, "data.format": "auto"} | unused
 
-    Raises OptionError if one is missing.
+    def _weights_changes(self, folder: Path, changes: Changes) -> Changes:
+        """Return the changes that --weights stands for. Random weights bring data of their own."""
+        if self.weights == "random":
+            if self.data:
+                raise OptionError("--weights random brings stand-in dialogues of its own: leave out --data")
+            return {**random_weights_changes(recipes.load(folder, changes).recipe, RANDOM_PAIRS, "hh")}
+        if not self.weights:
+            return {}
+        if not Path(self.weights).exists():
+            raise OptionError(f"--weights {self.weights}: name a checkpoint's folder, a .gguf file or random")
+        origin: Changes = {"source": "local", "name": str(Path(self.weights).resolve()), "revision": None}
+        model: Changes = origin | {"files": None, "sha256": None}
+        return (
+            {PRETRAIN: None}
+            | {f"model.{key}": value for key, value in model.items()}
+            | {f"tokenizer.{key}": value for key, value in origin.items()}
+        )
+
+    def _enter_container(self, loaded: PinnedRecipe) -> None:
+        """Go on in the container image where the recipe's device asks for it, showing it what the command names."""
+        values = click.get_current_context().params
+        written = [self.root, *(file.parent for name, file in values.items() if name == "to" and file)]
+        named = [part for value in values.values() for part in (value if isinstance(value, tuple) else (value,))]
+        container.enter(loaded, written, [default_root(), *named], values.get("port"))
+
+
+# ---- options of click ----
+
+PATH = click.Path(path_type=Path)
+FILE = click.Path(exists=True, path_type=Path)  # to read
+SEED = click.IntRange(0, 2**32 - 1)
+PRICE = click.option(
+    "--price", type=click.FloatRange(min=0), metavar="USD", help="Dollars for an hour of one card; adds the cost."
+)
+TEMPERATURE = click.option(
+    "--temperature", type=click.FloatRange(0, 100), help="Temperature, not the recipe's; 0 takes the likeliest token."
+)
+OPTIONS = (
+    click.option("--hw", metavar="NAME", help="Take the default recipe of this hardware (`rlhf recipes`)."),
+    click.option("--recipe", "directory", metavar="DIR", type=PATH, help="Folder of a recipe, instead of --hw."),
+    click.option("--guide", is_flag=True, help="With --hw: the version that keeps a published guide's settings."),
+    click.option(
+        "--data", multiple=True, type=click.Path(exists=True), metavar="FILE", help="Rows instead of the recipe's."
+    ),
+    click.option("--weights", metavar="random|DIR|FILE.gguf", help="Random weights, or those of a local checkpoint."),
+    click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe."),
+    click.option("--seed", type=SEED, metavar="N", help="Seed instead of the recipe's."),
+    click.option("--out", type=PATH, metavar="DIR", help="Root of runs. [default: runs, or a folder in it]"),
+    container.OPTION,
+)
+RUN = click.argument(
+    "run",
+    metavar="[RUN]",
+    required=False,
+    type=PATH,
+    callback=lambda context, parameter, path: path and named_run(path),
+)
+TO = click.option(
+    "--to",
+    type=PATH,
+    metavar="FILE",
+    callback=lambda context, parameter, file: file and new_file(file),
+    help="New file of JSON lines to write.",
+)
+
+
+def chooses_recipe(command: Command) -> Command:
+    """Give a command the options that name a recipe and change it; it gets them, with RUN if it has that, as `choice`.
+
+    Options that may be repeated: --data and --set.
     """
-    if missing := [file for file in data if not file or not Path(file).exists()]:
-        raise OptionError(no_such("file", f"--data {missing[0] or repr('')}", "check its path"))
-    if not data:
-        return {}
-    files = [str(Path(file).resolve()) for file in data]
-    unused: Changes = {f"data.{key}": None for key in own.own_keys()}
-    return {"data.source": "files", "data.files": files, "data.format": "auto"} | unused
+
+    @functools.wraps(command)
+    def with_choice(**values: Any) -> None:
+        chosen = {field.name: values.pop(field.name) for field in fields(Choice) if field.name in values}
+        command(choice=Choice(**chosen), **values)
+
+    decorated: Command = with_choice
+    for option in reversed(OPTIONS):
+        decorated = option(decorated)
+    return decorated
 
 
-@contextmanager
-def _of_options() -> Iterator[None]:
-    """Turn a UserError into an OptionError, where only options can be wrong."""
-    try:
-        yield
-    except UserError as error:
-        raise OptionError(*error.lines) from error
-
-
-def recipes_root() -> Path:
-    """Return the folder in which --hw looks: --recipe-root, or the default."""
-    context = click.get_current_context(silent=True)
-    return (context.meta.get(RECIPE_ROOT) if context else None) or default_root()
+def new_file(file: Path) -> Path:
+    """Return the path of a file to write. Raises BadParameter where work would be lost: it exists, or has no folder."""
+    if file.exists() or not file.parent.is_dir():
+        raise click.BadParameter(f"{file}: name a new file in a folder that is there")
+    return file

@@ -9,9 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -36,7 +35,7 @@ OPTION = click.option(
     default="docker",
     show_default=True,
     expose_value=False,
-    callback=lambda context, parameter, runtime: context.meta.update({RUNTIME: runtime}),
+    callback=lambda context, parameter, runtime: os.environ.update({RUNTIME: runtime}),
     help="Where a recipe for a GPU runs: in the image, by docker or podman, or here.",
 )
 
@@ -48,7 +47,7 @@ def enter(loaded: PinnedRecipe, written: Iterable[Path], read: Iterable[object],
     the recipe names. `port` is published on this machine. Returns where the command runs here: then so do all that it
     starts. Raises UserError where the engine, or the image, is not there.
     """
-    runtime = click.get_current_context().meta.get(RUNTIME, "local")
+    runtime = os.environ.get(RUNTIME, "local")
     if runtime == "local" or INSIDE in os.environ or distributed.launched() or loaded.recipe.hardware.device != "cuda":
         os.environ[RUNTIME] = "local"
         if INSIDE not in os.environ:
@@ -58,8 +57,10 @@ def enter(loaded: PinnedRecipe, written: Iterable[Path], read: Iterable[object],
     name, identity = image(runtime)
     for folder in (cache_root(), *folders):
         folder.mkdir(parents=True, exist_ok=True)
-    named = (str(path) for path in (*read, *_named_by(loaded), *_modules()) if isinstance(path, str | Path))
-    shown = {os.path.abspath(path) for path in named if path and os.path.exists(path)}
+    recipe, folder = loaded.recipe, loaded.directory
+    of_recipe = [*recipe.data.files, recipe.model.name, recipe.tokenizer.name, recipe.evaluate.bertscore_model]
+    named = [*read, *of_recipe, folder, folder.parent.parent, *_modules()]
+    shown = {os.path.abspath(path) for path in named if isinstance(path, str | Path) and os.path.exists(path)}
     only_read = [path for path in sorted(shown) if not any(Path(path).is_relative_to(folder) for folder in folders)]
     options = [f"-v={path}:{path}" for path in folders] + [f"-v={path}:{path}:ro" for path in only_read]
     options += [f"-p=127.0.0.1:{port}:{port}"] * (port is not None)
@@ -129,18 +130,6 @@ def _hub() -> Path:
 def _modules() -> list[Path]:
     """Return the modules in the current folder: a user's own rewards are among them."""
     return [file for file in Path.cwd().glob("*.py") if file.name != "setup.py"]
-
-
-def _named_by(loaded: PinnedRecipe) -> Iterator[object]:
-    """Yield the recipe's folder, those beside it, and every text in its settings: some are paths."""
-    yield from (loaded.directory, loaded.directory.parent.parent)
-    waiting: list[Any] = [loaded.recipe.model_dump(mode="json")]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Mapping | list):
-            waiting += value.values() if isinstance(value, Mapping) else value
-        else:
-            yield value
 
 
 if __name__ == "__main__":  # make image, make shell

@@ -2,13 +2,11 @@
 
 import random
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 
 import click
 
-from rlhf.cli.choice import Choice
-from rlhf.cli.options import existing_files
+from rlhf.cli.choice import Choice, chooses_recipe
 from rlhf.data import check, formats, show
 from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import Document, Example, PreferencePair, Row
@@ -21,6 +19,7 @@ from rlhf.terminal import counted, screen
 from rlhf.terminal.progress import working
 
 NAMED = 3  # malformed rows that a message names
+EXISTING = click.Path(exists=True)
 
 
 @click.group("data")
@@ -28,64 +27,43 @@ def data_group() -> None:
     """Check data files, and show their rows as they will be trained."""
 
 
-def _about_rows(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the files, and what says how their rows are read."""
-    for option in (
-        click.option(
-            "--set",
-            "changes",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Key of a recipe's data, such as data.columns.prompt=question or data.format=alpaca. May be repeated.",
-        ),
-        click.option(
-            "--recipe",
-            "directory",
-            type=click.Path(path_type=Path),
-            metavar="DIR",
-            help="Recipe whose settings, tokenizer and lengths count.",
-        ),
-        click.argument("files", nargs=-1, required=True, callback=existing_files),
-    ):
-        command = option(command)
-    return command
+FILES = click.argument("files", nargs=-1, required=True, type=EXISTING)
 
 
-def _read(files: tuple[str, ...], directory: Path | None, changes: tuple[str, ...]) -> tuple[ParsedRows, Recipe | None]:
-    """Return the rows of files as a run reads them, but for malformed ones, which are listed."""
-    if directory is None:
-        settings, recipe = formats.settings_of(files, parse_overrides(changes), "skip"), None
-    else:
-        recipe = Choice(directory=directory, data=files, changes=changes).load(quiet=True).recipe
+def _read(choice: Choice, files: tuple[str, ...]) -> tuple[ParsedRows, Recipe | None]:
+    """Return the rows of files as a run reads them, but for malformed ones, which are listed; and the recipe if any."""
+    if choice.names_a_recipe:
+        recipe = replace(choice, data=files).load().recipe
         settings = recipe.data.model_copy(update={"on_bad_row": "skip"})
+    else:
+        settings, recipe = formats.settings_of(files, parse_overrides(choice.changes), "skip"), None
     with working("reading"):
         return formats.read(files, settings), recipe
 
 
 @data_group.command("check")
-@_about_rows
+@FILES
+@chooses_recipe
 @click.option(
-    "--heldout", multiple=True, metavar="FILE", callback=existing_files,
-    help="File of held-out rows that FILES must not have, instead of a tenth of FILES. May be repeated.",
-)  # fmt: skip
-def check_data(
-    files: tuple[str, ...], directory: Path | None, changes: tuple[str, ...], heldout: tuple[str, ...]
-) -> None:
+    "--heldout", multiple=True, metavar="FILE", type=EXISTING, help="Held-out rows, instead of a tenth of FILES."
+)
+def check_data(choice: Choice, files: tuple[str, ...], heldout: tuple[str, ...]) -> None:
     """Count what is wrong with FILES: duplicates, leaks, contradictions, longer answers, answers that are cut.
 
+    A recipe has a tokenizer and lengths; without one --set data.KEY=VALUE says how rows are read.
     Exit code 0: nothing. 3: something to look at. 1: malformed rows. 2: a mistake in the command.
     """
-    rows, recipe = _read(files, directory, changes)
-    others = _read(heldout, directory, changes)[0] if heldout else None
+    rows, recipe = _read(choice, files)
+    others = _read(choice, heldout)[0] if heldout else None
     with working("checking"):
         findings, refused = check.check(rows, others), list[tuple[str, str]]()
         tokenizer = tokenizer_at_hand(recipe) if recipe else None
         if recipe and tokenizer:
             findings += check.cut(rows, tokenizer, _lengths(recipe, rows.rows[0])) if rows.rows else []
             refused = [(row.source, reason) for row, reason in refusals(tokenizer, rows.rows)]
-    screen.OUT.print(f"{check.in_words(rows)}; {rows.report.summary()}", highlight=False)
+    screen.OUT.print(f"{check.in_words(rows)}; {rows.report.summary()}")
     for line in [*rows.report.notes, *map(str, findings)]:
-        screen.OUT.print(line, highlight=False)
+        screen.OUT.print(line)
     if malformed := [*rows.report.malformed, *(others.report.malformed if others else ()), *refused]:
         first = "; ".join(f"{source}: {problem}" for source, problem in malformed[:NAMED])
         raise UserError(f"{counted(len(malformed), 'malformed row')}, as {first}; a run stops at the first")
@@ -93,30 +71,28 @@ def check_data(
 
 
 @data_group.command("show")
-@_about_rows
-@click.option("--rows", "count", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Rows.")
+@FILES
+@chooses_recipe
+@click.option("--rows", "count", type=click.IntRange(min=1), default=2, metavar="N", help="Number of rows.")
 @click.option("--random", "drawn", is_flag=True, help="Draw the rows instead of taking the first.")
-def show_data(
-    files: tuple[str, ...], directory: Path | None, changes: tuple[str, ...], count: int, drawn: bool
-) -> None:
+def show_data(choice: Choice, files: tuple[str, ...], count: int, drawn: bool) -> None:
     """Show rows of FILES as they will be trained: the text after the template, with marks at what is learned.
 
     │ is context, ┃ is trained, ╎ is a rejected or bad answer.
     """
-    rows, recipe = _read(files, directory, changes)
+    rows, recipe = _read(choice, files)
     with working("loading the tokenizer"):
         tokenizer = tokenizer_at_hand(recipe) if recipe else None
-    chosen = sorted(random.sample(range(len(rows.rows)), min(count, len(rows.rows)))) if drawn else range(count)
-    for shown in [rows.rows[index] for index in chosen if index < len(rows.rows)]:
-        lengths = (_lengths(recipe, shown),) if recipe else ()
-        screen.OUT.print(show.row(shown, tokenizer, *lengths), highlight=False)
+    shown = random.sample(rows.rows, min(count, len(rows.rows))) if drawn else rows.rows[:count]
+    for row in shown:
+        screen.OUT.print(show.row(row, tokenizer, *([_lengths(recipe, row)] if recipe else [])))
     for line in [check.in_words(rows), *rows.report.notes, *check.remarks(rows.rows)]:
-        screen.OUT.print(line, style="dim", highlight=False)
+        screen.OUT.print(line, style="dim")
     for source, problem in rows.report.malformed[:NAMED]:
-        screen.OUT.print(f"malformed: {source}: {problem}", highlight=False)
+        screen.OUT.print(f"malformed: {source}: {problem}")
     if tokenizer is None:
         missing = "its tokenizer is not on this machine" if recipe else "--recipe DIR shows the template's own text"
-        screen.OUT.print(f"turns as they are read; {missing}", style="dim", highlight=False)
+        screen.OUT.print(f"turns as they are read; {missing}", style="dim")
 
 
 def _lengths(recipe: Recipe, row: Row) -> tuple[int, int]:

@@ -1,13 +1,11 @@
 """`rlhf doctor`: what this machine has and lacks for a recipe, a line each."""
 
 import sys
-from pathlib import Path
 
 import click
 from rich.text import Text
 
-from rlhf.cli.choice import Choice
-from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
+from rlhf.cli.choice import RUN, Choice, chooses_recipe
 from rlhf.plan import doctor as examining
 from rlhf.process.libraries import quiet_libraries
 from rlhf.terminal import screen
@@ -16,17 +14,18 @@ STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 @click.command()
-@chooses_recipe(changes=SET_HELP, out=True, hw="Take the default recipe of this hardware; `rlhf recipes` lists both.")
-def doctor(choice: Choice, out: Path) -> None:
+@RUN
+@chooses_recipe
+def doctor(choice: Choice) -> None:
     """Check what this machine lacks for a recipe, or for any.
 
     Looked at are driver, cards, packages, container runtime, memory and disk. Each line says what was found, and the
     way out where something is wrong. What the recipe needs is predicted. The exit code is 1 if something is missing
     without which it cannot run.
     """
-    needs = None if choice == Choice() else examining.needs_of(choice.load())
+    needs = examining.needs_of(choice.load()) if choice.names_a_recipe else None
     with quiet_libraries():
-        host = examining.look(out)
+        host = examining.look(choice.root)
     if needs is None:
         needs = examining.Needs("a recipe", on_card=bool(host.gpus), cards=len(host.gpus))
     found = [*examining.checks(host, needs)]
@@ -36,10 +35,6 @@ def doctor(choice: Choice, out: Path) -> None:
         line = f"{check.name:<{width}}  {check.found}{way_out}"
         screen.OUT.print(Text.assemble((f"{check.state:<7}", STYLES[check.state]), f"  {line}"), soft_wrap=True)
     missing = [check.name for check in found if check.state == "missing"]
-    if missing:
-        screen.OUT.print(f"{needs.recipe} cannot run here yet: {', '.join(missing)}")
-        sys.exit(1)
-    if choice == Choice():
-        screen.OUT.print("name a recipe to compare this with its needs: --hw NAME or --recipe DIR")
-    else:
-        screen.OUT.print(f"{needs.recipe} can run here")
+    said = f"cannot run here yet: {', '.join(missing)}" if missing else "can run here"
+    screen.OUT.print(f"{needs.recipe} {said}")
+    sys.exit(1 if missing else 0)

@@ -34,7 +34,7 @@ SECTIONS = {
     },
     "Deploy": {"serve": "serve.serve"},
 }
-HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}  # of the commands' contexts
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "show_default": True}  # of contexts
 COMMANDS = {name: place for places in SECTIONS.values() for name, place in places.items()}
 
 
@@ -60,13 +60,14 @@ class Rlhf(click.Group):
                 formatter.write_dl([(name, commands[name].get_short_help_str(width)) for name in names])
 
 
-@click.group(cls=Rlhf, context_settings=HELP_SETTINGS)
+@click.group(cls=Rlhf, context_settings=SETTINGS)
 @click.version_option(__version__)
 def cli() -> None:
     """Reproducible RLHF on one GPU: SFT, reward model, PPO, RLOO, GRPO, DPO and KTO from a recipe.
 
     Start with `rlhf run ppo --hw cpu --with-parents`, which needs a CPU and a few minutes. `rlhf COMMAND --help`
-    explains a command.
+    explains a command. RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in it: it has the settings
+    of the run. Without it --hw or --recipe names the recipe, and so the run below --out.
     """
 
 

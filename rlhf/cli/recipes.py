@@ -1,33 +1,26 @@
 """`rlhf recipes` and `fetch`: commands that list the recipes and download what one needs."""
 
-from pathlib import Path
-
 import click
-import yaml
 
 from rlhf import recipe as recipes
-from rlhf.cli.choice import Choice, recipes_root
-from rlhf.cli.recipe_options import RECIPES, SET_HELP, chooses_recipe
+from rlhf.cli.choice import RUN, Choice, chooses_recipe
 from rlhf.errors import OptionError, UserError
 from rlhf.models import fetch as fetching
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe.folders import is_default, no_recipes
+from rlhf.recipe.folders import default_root, is_default, no_recipes
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
 
 
 @click.command("recipes")
-@RECIPES
-@click.option("--show", type=click.Path(path_type=Path), metavar="DIR", help="Print every value of one, defaults too.")
 @click.option("--all", "drafts", is_flag=True, help="List drafts too, of which nothing was measured.")
-def list_recipes(show: Path | None, drafts: bool) -> None:
-    """List the released recipes, and those that --hw takes, with their hardware and status."""
-    if show is not None:
-        values = recipes.load(show).recipe.model_dump(mode="json")
-        click.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), nl=False)
-        return
+def list_recipes(drafts: bool) -> None:
+    """List the released recipes, and those that --hw takes, with their hardware and status.
+
+    They are those in the folder that RLHF_RECIPES names, in recipes/ here, or the installed ones.
+    """
     rows: list[tuple[str, ...]] = []
-    root = recipes_root()
+    root = default_root()
     if not recipes.available(root):
         raise OptionError(no_recipes(root))
     for directory in recipes.available(root):
@@ -47,33 +40,22 @@ def list_recipes(show: Path | None, drafts: bool) -> None:
 
 
 @click.command()
-@chooses_recipe(changes=SET_HELP, on_device=True)
+@RUN
+@chooses_recipe
 def fetch(choice: Choice) -> None:
     """Download and check a recipe's pinned model and data.
 
     They go to the caches of the hub and of this program. Stages then need no network.
     """
-    loaded = choice.load()
+    loaded = choice.load(on_device=True)
     if fetching.needs_nothing(loaded.recipe):
         screen.OUT.print(f"{loaded.name} {loaded.version} takes nothing from elsewhere: there is nothing to fetch")
         return
     with quiet_libraries():
-        _show(list(fetching.fetch(loaded.recipe)))
-
-
-def _show(downloads: list[fetching.Download]) -> None:
-    """Print what was downloaded."""
-    rows = [
-        (
-            download.repository.kind,
-            download.repository.name + (f"/{download.repository.data_dir}" if download.repository.data_dir else ""),
-            download.repository.revision[:12],
-            f"{download.files} files, {download.bytes / 1e9:.2f} GB"
-            + (f", {download.rows:,} rows" if download.rows is not None else ""),
-            download.licence + (", gated" if download.gated else ""),
-        )
-        for download in downloads
-    ]
-    rows_table("fetched and checked", ("", "name", "revision", "size", "licence"), rows)
-    for download in downloads:
-        screen.OUT.print(f"{download.repository.name}: {download.folder}", soft_wrap=True)
+        for found in fetching.fetch(loaded.recipe):
+            kind, name, revision, folder, _ = found.repository
+            of_rows = "" if found.rows is None else f", {found.rows:,} rows"
+            licence = found.licence + (", gated" if found.gated else "")
+            what = f"{kind} {name}{f'/{folder}' if folder else ''} at {revision[:12]}"
+            size = f"{found.files} files, {found.bytes / 1e9:.2f} GB{of_rows}"
+            screen.OUT.print(f"{what}: {size}, {licence}; {found.folder}", soft_wrap=True)

@@ -1,16 +1,15 @@
 """`rlhf rehearse`: the chain of a recipe for a card, for a few real steps on a CPU."""
 
 import sys
-from pathlib import Path
 
 import click
 
 from rlhf import recipe as recipes
-from rlhf.cli.choice import Choice, recipes_root
-from rlhf.cli.recipe_options import chooses_recipe
+from rlhf.cli.choice import RUN, Choice, chooses_recipe
 from rlhf.errors import OptionError, UserError
 from rlhf.files import remove
 from rlhf.recipe import rehearsal as content
+from rlhf.recipe.folders import default_root
 from rlhf.run.lock import locked
 from rlhf.stages import rehearsal as rehearsing
 from rlhf.stages.rehearsal import Outcome
@@ -19,25 +18,26 @@ from rlhf.terminal.tables import rows_table
 
 
 @click.command()
-@chooses_recipe(
-    data="Take the rows of this file, not made ones. May be repeated.",
-    weights="A small checkpoint's folder or GGUF file that stands for the recipe's model. [default: SmolLM2-135M]",
-    changes="Change a key of the recipe, also one that the rehearsal sets. May be repeated.",
-    out=True,
-)
-def rehearse(choice: Choice, out: Path) -> None:
+@RUN
+@chooses_recipe
+def rehearse(choice: Choice) -> None:
     """Run a card recipe's chain on a CPU, two steps of each stage.
 
-    A small model stands for the recipe's, and made rows for data of the hub; lengths and batches are cut, and all else
-    is as the recipe has it. Each stage that trains is stopped at its first checkpoint and resumed. An earlier rehearsal
-    of the recipe in <out>/rehearsal is replaced. The exit code is not 0 if a stage failed, or computed a number that is
-    not finite.
+    A small model stands for the recipe's: SmolLM2-135M, or what --weights names. Made rows stand for data of the hub;
+    lengths and batches are cut, and all else is as the recipe has it. Each stage that trains is stopped at its first
+    checkpoint and resumed. An earlier rehearsal of the recipe in <out>/rehearsal is replaced. The exit code is not 0 if
+    a stage failed, or computed a number that is not finite.
     """
+    if choice.weights == "random":
+        raise OptionError("--weights random: a rehearsal needs a tokenizer too: name the folder of a small checkpoint")
     loaded = choice.load()
-    folder = (out / "rehearsal" / loaded.name / loaded.version).absolute()
+    folder = (choice.root / "rehearsal" / loaded.name / loaded.version).absolute()
     rows = folder / "rows.jsonl"
-    stand_in = _stand_in(choice)
-    changes = content.changes(loaded.recipe, stand_in, rows)
+    # A checkpoint that --weights names is in the model's place already, and has its own architecture.
+    small: recipes.Changes = {"model.architecture": None}
+    if not choice.weights:
+        small = content.small_model(recipes.load(default_root() / content.STAND_IN).recipe)
+    changes = content.changes(loaded.recipe, small, rows)
     try:
         changed = loaded.with_changes(changes | recipes.parse_overrides(choice.changes))
     except UserError as error:
@@ -49,24 +49,12 @@ def rehearse(choice: Choice, out: Path) -> None:
         folder.mkdir()
         if content.needs_rows(loaded.recipe):
             content.write_rows(loaded.recipe, rows)
-        outcomes = [*rehearsing.outcomes(changed, out / "rehearsal")]
+        outcomes = [*rehearsing.outcomes(changed, choice.root / "rehearsal")]
     columns = ("stage", "seconds", "all numbers finite", "resumed from", "found")
     rows_table(f"rehearsal of {loaded.name} {loaded.version}", columns, map(_cells, outcomes))
     if ill := [outcome for outcome in outcomes if not outcome.is_well]:
         say(f"error: {ill[0].stage}: see above; to run it alone: `rlhf run {ill[0].stage} {folder}`")
         sys.exit(ill[0].code or 1)
-
-
-def _stand_in(choice: Choice) -> recipes.Changes:
-    """Return the changes that put a small model in the place of the recipe's. Raises OptionError."""
-    if choice.weights == "random":
-        raise OptionError("--weights random: a rehearsal needs a tokenizer too: name the folder of a small checkpoint")
-    if choice.weights:  # it is in its place already, and has its own architecture
-        return {"model.architecture": None}
-    folder = recipes_root() / content.STAND_IN
-    if not folder.is_dir():
-        raise OptionError(f"{folder}: no such recipe, whose model would stand in: name a small checkpoint, --weights")
-    return content.small_model(recipes.load(folder).recipe)
 
 
 def _cells(outcome: Outcome) -> tuple[str, ...]:

@@ -1,19 +1,16 @@
-"""`rlhf reproduce`: a recipe with several seeds, and the table of their results."""
+"""`rlhf reproduce`: a recipe with several seeds, and the table of its record."""
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import click
 
-from rlhf.cli.choice import Choice
-from rlhf.cli.options import LARGEST_SEED, PRICE, listed
-from rlhf.cli.recipe_options import TRAINING_HELP, chooses_recipe
-from rlhf.errors import OptionError, UserError
+from rlhf.cli.choice import PRICE, RUN, SEED, Choice, chooses_recipe
+from rlhf.errors import OptionError
 from rlhf.evaluation import reproduce as reproducing
 from rlhf.process import endings
-from rlhf.recipe import PinnedRecipe, StageName, parse_overrides
-from rlhf.recipe.stages import stage_name
+from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe.stages import STAGES
 from rlhf.run.records import Summary
 from rlhf.terminal import screen
 from rlhf.terminal.tables import rows_table
@@ -22,25 +19,20 @@ CONTINUES = "the same command continues: finished stages are kept, the interrupt
 
 
 @click.command()
-@chooses_recipe(**TRAINING_HELP, out=True, on_device=True)
-@click.option("--seeds", metavar="LIST", default="0,1,2", show_default=True, help="Seeds, separated by commas.")
-@click.option(
-    "--stage",
-    metavar="LIST",
-    show_default="all that train, and evaluate if a target needs it",
-    help="Stages to end with, such as dpo, separated by commas.",
-)
+@RUN
+@chooses_recipe
+@click.option("--seeds", multiple=True, default=(0, 1, 2), type=SEED, metavar="N", help="Seed; name it for each.")
+@click.option("--stage", "stages", multiple=True, type=click.Choice(STAGES), help="Stage to end with. [default: all]")
 @PRICE
-def reproduce(choice: Choice, out: Path, seeds: str, stage: str | None, price: float | None) -> None:
+def reproduce(choice: Choice, seeds: tuple[int, ...], stages: tuple[StageName, ...], price: float | None) -> None:
     """Run a recipe's stages with several seeds and print mean ± sd.
 
     The table has a row for each target, and the main figure of a stage without one. Finished stages are kept,
     interrupted ones are resumed.
     """
-    numbers, stages = _seeds(seeds), _stages(stage)
-    loaded = choice.load()
-    if "seed" in parse_overrides(choice.changes):
-        raise OptionError("--set seed: the seeds of this command are --seeds")
+    if choice.seed is not None:
+        raise OptionError("--seed: the seeds of this command are --seeds")
+    loaded, out, numbers = choice.load(on_device=True), choice.root, list(dict.fromkeys(seeds))
     chain = reproducing.chain(loaded, stages or reproducing.final_stages(loaded))
     with endings.reporting_progress(lambda: CONTINUES):
         reproducing.run_seeds(loaded, chain, numbers, out)
@@ -60,22 +52,3 @@ def _show(loaded: PinnedRecipe, seeds: Mapping[str, Mapping[str, Summary]], pric
     if found:
         file, record = found
         screen.OUT.print(f"recorded: {os.path.relpath(file)}, {record.device.text()}", style="dim", soft_wrap=True)
-
-
-def _seeds(text: str) -> list[int]:
-    """Return the seeds of a list. Raises BadParameter if a word is none, or if one is named twice."""
-    for word in listed(text) or [""]:
-        if not word.isdecimal() or len(word) > 10 or int(word) > LARGEST_SEED:
-            raise click.BadParameter(f"{text!r}: whole numbers below 2^32, separated by commas", param_hint="--seeds")
-    seeds = [int(word) for word in listed(text)]
-    if len(set(seeds)) < len(seeds):
-        raise click.BadParameter(f"{text!r} names a seed twice; each seed counts once", param_hint="--seeds")
-    return seeds
-
-
-def _stages(text: str | None) -> list[StageName] | None:
-    """Return the stages of a list, None without one. Raises BadParameter if a word is none."""
-    try:
-        return None if text is None else [stage_name(word) for word in listed(text) or [""]]
-    except UserError as error:
-        raise click.BadParameter(str(error), param_hint="--stage") from None

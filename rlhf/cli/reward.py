@@ -9,8 +9,7 @@ from statistics import fmean
 
 import click
 
-from rlhf.cli.choice import Choice
-from rlhf.cli.recipe_options import SET_HELP, chooses_recipe
+from rlhf.cli.choice import Choice, chooses_recipe
 from rlhf.data import formats
 from rlhf.data.normal import words
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
@@ -28,43 +27,37 @@ from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import number
 
+PROMPTS = 16  # that are tried
 LONG = 400  # words of junk that does not end
 JUNK_WINS = 3  # exit code
 RowWithPrompt = Example | PreferencePair | PromptOnly
 Answers = dict[str, list[tuple[RowWithPrompt, str]]]  # by kind: rows and an answer to each
 
 
-def _rows(choice: Choice) -> formats.ParsedRows:
-    """Return the rows of --data, read as --set says."""
-    return formats.read(choice.data, formats.settings_of(choice.data, parse_overrides(choice.changes)))
-
-
 @click.command()
-@click.argument("names", nargs=-1, metavar="[RUN] [REWARDS]...")
-@chooses_recipe(
-    data="File with prompts, and with answers if there are any, instead of the recipe's data. May be repeated.",
-    changes=SET_HELP,
-    hw="Try the rewards of this hardware's recipe, on its data; `rlhf recipes` lists both.",
-)
-@click.option("--rows", default=16, type=click.IntRange(min=1, max=1000), show_default=True, help="Number of prompts.")
-def reward(choice: Choice, names: tuple[str, ...], rows: int) -> None:
+@click.argument("names", nargs=-1, metavar="[REWARDS]...")
+@chooses_recipe
+def reward(choice: Choice, names: tuple[str, ...]) -> None:
     """Try reward functions before anything is trained on them.
 
     REWARDS are named as in a recipe's reward_funcs; without any, those of the recipe are tried. Each is called on the
     answers of the data and on junk that a policy may find first. Exit code 3: junk gets as much as real answers.
     """
-    loaded = choice.load() if choice.run or choice.hw or choice.directory else None
-    if not loaded and not (names and choice.data):
+    recipe = choice.load().recipe if choice.names_a_recipe else None
+    if not recipe and not (names and choice.data):
         raise click.UsageError("name REWARDS with --data FILE, or a recipe with --hw or --recipe")
-    recipe = loaded.recipe if loaded else None
     online = recipe.online().values() if recipe else ()
-    wanted = names or tuple(name for options in online for name in options.reward_funcs)
+    wanted = names or [name for options in online for name in options.reward_funcs]
     functions = [find(name, "REWARDS") for name in dict.fromkeys(wanted) if name != MODEL_REWARD]
     if not functions:
-        raise UserError(f"{loaded}: its recipe names no reward function: name REWARDS, such as my_rewards:polite")
+        raise UserError("the recipe names no reward function: name REWARDS, such as my_rewards:polite")
     with working("reading data"):
-        every = read_source(recipe, cache_root() / "reward") if recipe else _rows(choice)
-        answers = _answers(_drawn(every.rows, rows, functions))
+        if recipe:
+            every = read_source(recipe, cache_root() / "reward")
+        else:
+            settings = formats.settings_of(choice.data, parse_overrides(choice.changes))
+            every = formats.read(choice.data, settings)
+        answers = _answers(_drawn(every.rows, functions))
         tokenizer = tokenizer_at_hand(recipe) if recipe else None
         written = tokenizer.prompt_text if tokenizer else render_hh
     means: dict[str, list[float | None]] = {}
@@ -73,7 +66,7 @@ def reward(choice: Choice, names: tuple[str, ...], rows: int) -> None:
             "prompts": [written(row.prompt) for row, _ in asked],
             "messages": [json_messages(row.prompt) for row, _ in asked],
             "completions": [text for _, text in asked],
-            "answer": [_right(row) for row, _ in asked],
+            "answer": [getattr(row, "right_answer", None) for row, _ in asked],
         }
         for column in {column for function in functions for column in function.columns}:
             given[column] = [row.columns.get(column) for row, _ in asked]
@@ -81,24 +74,22 @@ def reward(choice: Choice, names: tuple[str, ...], rows: int) -> None:
             given["completion_ids"] = [tokenizer.hf.encode(text, add_special_tokens=False) for _, text in asked]
         verdicts = [[n for n in function(given) if n is not None] for function in functions]
         means[kind] = [fmean(found) if found else None for found in verdicts]
-    table = [(kind, *("no verdict" if mean is None else number(mean) for mean in row)) for kind, row in means.items()]
-    rows_table("means of the rewards", ("answers", *(f.name for f in functions)), table, numbers=True)
+    rows = [(kind, *map(number, row)) for kind, row in means.items()]
+    rows_table("means of the rewards", ("answers", *(f.name for f in functions)), rows, numbers=True)
     won = [_junk_wins(f.name, {kind: row[i] for kind, row in means.items()}) for i, f in enumerate(functions)]
     sys.exit(JUNK_WINS if any(won) else 0)
 
 
-def _drawn(rows: Sequence[Row], count: int, functions: Sequence[RewardFunction]) -> list[RowWithPrompt]:
-    """Return at most `count` rows with a prompt, with a right answer where a function needs it. Raises UserError."""
+def _drawn(rows: Sequence[Row], functions: Sequence[RewardFunction]) -> list[RowWithPrompt]:
+    """Return rows with a prompt, and with a right answer where a function needs it. Raises UserError without any."""
     needing = next((function.name for function in functions if function.needs_answer), None)
-    usable = [row for row in rows if not isinstance(row, Document) and not (needing and _right(row) is None)]
+    usable = [row for row in rows if not isinstance(row, Document)]
+    if needing:
+        usable = [row for row in usable if getattr(row, "right_answer", None) is not None]
     if not usable:
         what = f'a right answer ({{"prompt", "answer"}}), which {needing} compares with' if needing else "a prompt"
         raise UserError(f"no row of the data has {what}")
-    return random.Random(0).sample(usable, min(count, len(usable)))
-
-
-def _right(row: RowWithPrompt) -> str | None:
-    return None if isinstance(row, PreferencePair) else row.right_answer
+    return random.Random(0).sample(usable, min(PROMPTS, len(usable)))
 
 
 def _answers(rows: Sequence[RowWithPrompt]) -> Answers:

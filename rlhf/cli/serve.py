@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli import container
-from rlhf.cli.choice import Choice
-from rlhf.cli.recipe_options import RUN, RUN_HELP, chooses_recipe
+from rlhf.cli.choice import RUN, Choice, chooses_recipe
 from rlhf.recipe.stages import EVALUATE, MERGE
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
@@ -20,17 +19,16 @@ from rlhf.terminal import say
 
 @click.command()
 @RUN
-@chooses_recipe(**RUN_HELP, out=True, on_device=True)
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
-def serve(choice: Choice, out: Path, port: int) -> None:
+@chooses_recipe
+@click.option("--port", default=8000, type=click.IntRange(1, 65535), help="Port to listen on.")
+def serve(choice: Choice, port: int) -> None:
     """Serve the merged model to OpenAI's clients, by vLLM if it is installed, else by transformers.
 
     The server's command is printed and takes the place of this one: copy it to add options of the server. The model's
-    name is its path below the runs root. RUN is a run directory, <out>/<recipe>/<version>, or a stage's folder in it,
-    and has all settings. Without it, name the recipe and its changes as for the run.
+    name is its path below the runs root.
     """
-    loaded = choice.load(merging=True)
-    merged = StageRun(out, loaded, EVALUATE).parents.require(MERGE)
+    loaded = choice.load(on_device=True)
+    merged = StageRun(choice.root, loaded, EVALUATE).parents.require(MERGE)
     root = merged.parents[2]
     model = str((merged / MODEL).relative_to(root))
     words = ["vllm", "serve", model, "--served-model-name", model, "--dtype", loaded.recipe.model.dtype]

@@ -6,16 +6,15 @@
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row
 from rlhf.data.tokenize import UNCUT, DialogueTokenizer, imitated
 from rlhf.data.worlds import gym
-from rlhf.terminal import excerpt, prints
+from rlhf.terminal import excerpt, harmless
 
 LONGEST = 4000  # characters of a text that are shown
 CONTEXT, TRAINED, REJECTED = ("│", "dim"), ("┃", "bold green"), ("╎", "red")  # marks, with styles
@@ -100,8 +99,10 @@ def _kind(shown: Row) -> str:
 
 def _lines(text: str, mark: tuple[str, str]) -> Iterator[Text]:
     """Yield the lines of a text behind its mark, with invisible characters as escapes."""
-    for line in visible(text.strip("\n")).split("\n"):
-        yield Text.assemble(f"{mark[0]} ", line, style=mark[1])
+    shown = text.strip("\n")
+    more = f"… ({len(shown) - LONGEST:,} more characters)" if len(shown) > LONGEST else ""
+    for line in (harmless(shown[:LONGEST]) + more).split("\n"):
+        yield Text(f"{mark[0]} {line}", style=mark[1], overflow="fold")
 
 
 def _beside(shown: Row) -> Iterator[Text]:
@@ -112,22 +113,3 @@ def _beside(shown: Row) -> Iterator[Text]:
         yield Text(f"  answer, for rewards: {excerpt(gym.right_answer(shown.right_answer))}", "dim")
     for name, value in shown.columns.items():
         yield Text(f"  {name}, for reward functions alone: {excerpt(str(value))}", "dim")
-
-
-def visible(text: str) -> Text:
-    """Return a text with control and invisible characters as escapes, so that none hides or reaches the terminal."""
-    shown = Text(overflow="fold")
-    for printable, characters in itertools.groupby(text[:LONGEST], prints):
-        run = "".join(characters)
-        shown.append(run) if printable else shown.append(run.encode("unicode_escape").decode(), "reverse")
-    return shown.append(f"… ({len(text) - LONGEST:,} more characters)" if len(text) > LONGEST else "", "dim")
-
-
-def side_by_side(names: Sequence[str], rows: Iterable[Sequence[Text]]) -> Table:
-    """Return a table with a column of answers for each name."""
-    table = Table(expand=True, show_lines=True)
-    for name in names:
-        table.add_column(name, ratio=1, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -58,14 +58,13 @@ def sample(
     prompts: Sequence[Prompt],
     count: int,
     temperature: float | None = None,
-    tokens: int | None = None,
 ) -> tuple[list[JsonObject], int]:
     """Sample `count` answers to each prompt from each policy, with its scores by the reward models that are finished.
 
     Returns rows as in samples.jsonl, and the number of prompts that were cut.
 
     Sampling is that of `evaluate` in the recipe, and so is its stream of random numbers: the same prompts give the same
-    answers. `temperature` and `tokens`, of the longest answer, replace the recipe's.
+    answers. `temperature` replaces the recipe's.
     """
     recipe = run.loaded.recipe
     cuda.set_environment(recipe)
@@ -77,11 +76,8 @@ def sample(
     device = set_up_torch(recipe)
     tokenizer = load_tokenizer(run.base)
     sampling = heldout_sampling(recipe.evaluate)
-    sampling = replace(
-        sampling,
-        temperature=sampling.temperature if temperature is None else temperature,
-        response_length=tokens or sampling.response_length,
-    )
+    if temperature is not None:
+        sampling = replace(sampling, temperature=temperature)
     _, cut = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
     trained = [label for label in labels if label != "base" and label != SFT]
     start = run.parents.start() if {SFT, *trained} & {*labels} else None  # the base needs no SFT

@@ -174,21 +174,28 @@ def measure(
     """
     prompts = [prompt for prompt in prompts for _ in range(samples_per_prompt)]
     ids, _ = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
+    answers = counted(len(prompts), "answer") + (f" of {whose}" if whose else "")
     with (
-        working(f"sampling {counted(len(prompts), 'answer')}{whose and f' of {whose}'}") as work,
+        working(f"sampling {answers}") as say,
         torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
     ):
         torch.manual_seed(derived_seed(seed, "heldout_answers"))
         with shared.role(role):
-            rollout = sample(shared.base, ids, tokenizer, sampling, trunk=shared.role_trunk, done=work.done)
+            rollout = sample(
+                shared.base,
+                ids,
+                tokenizer,
+                sampling,
+                trunk=shared.role_trunk,
+                done=lambda share: say(f"sampling {answers}, {share:.0%}"),
+            )
             check_first(shared, rollout, sampling)
-        work(f"measuring {counted(len(prompts), 'answer')}{whose and f' of {whose}'}")
         texts = tokenizer.decode_rows(rollout.tokens, rollout.mask)
         scores = {head: torch.zeros(len(ids), device=shared.device) for head in shared.score_heads}
         divergence = torch.zeros((), dtype=torch.float64, device=shared.device)
         shards = rollout.sharded_by_length(sampling.batch_size)
         for number, index in enumerate(shards):
-            work.done(number / len(shards))
+            say(f"measuring {answers}, {number / len(shards):.0%}")
             batch = rollout.rows(index)
             if role != "reference":
                 divergence += exact_kl(shared, role, batch, sampling.temperature or 1.0)

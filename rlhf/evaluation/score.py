@@ -1,9 +1,8 @@
 """Scores by a run's reward model: prompts with answers, the model, the statistics of its scores, and their file."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import NamedTuple
 
 from rlhf import stats
@@ -164,28 +163,21 @@ class RewardModel:
 
 
 class ScoreSummary(NamedTuple):
-    """Statistics of scores: of all pairs the accuracy (a tie counts half) and mean margin, and those of each answer."""
+    """Statistics of the scores of all pairs: the accuracy (a tie counts half) and the mean margin."""
 
     pairs: int
     accuracy: stats.Estimate | None  # with its 95 % interval, in which pairs of one prompt may depend on each other
     margin: float | None
-    scores: dict[str, tuple[float, ...]]  # by the answer's name: their number, mean, sd, lowest and highest score
 
 
 def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
     """Return statistics of the scores."""
     margins = {number: row.margin for number, row in enumerate(scored) if row.margin is not None}
-    values: dict[str, list[float]] = defaultdict(list)
-    for row in scored:
-        for name, score in row.scores.items():
-            if score is not None:
-                values[name].append(score)
     outcomes, prompts = stats.outcomes([*margins.values()]), [scored[number].prompt for number in margins]
     return ScoreSummary(
         pairs=len(margins),
         accuracy=stats.clustered_share(outcomes, prompts) if margins else None,
         margin=fmean(margins.values()) if margins else None,
-        scores={name: (len(v), fmean(v), pstdev(v), min(v), max(v)) for name, v in values.items()},
     )
 
 

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,6 @@ from rlhf.files import JsonObject
 from rlhf.new.content import every, initial, with_lengths
 from rlhf.new.model import check_name, describe, read_model
 from rlhf.new.options import NewOptions
-from rlhf.plan import machine
-from rlhf.plan import plan as planning
 from rlhf.plan.fit import Fit, fit
 from rlhf.plan.own_rows import OwnRows, read_rows
 from rlhf.plan.predict import Predictor, card_needed_bytes
@@ -44,9 +42,7 @@ class NewRecipe(NamedTuple):
 
     folder: Path
     loaded: PinnedRecipe
-    fit: Fit
-    minutes: Mapping[StageName, float]  # projected, of stages that train where their time is known
-    notes: tuple[str, ...]
+    fit: Fit  # without stages for a type of model whose memory is not predicted
 
 
 def check(recipes_root: Path, options: NewOptions) -> Path:
@@ -77,7 +73,7 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
     with quiet_libraries(), tempfile.TemporaryDirectory(prefix="rlhf-new-") as folder:
         say(f"reading {options.model}")
         model = read_model(options.model, options.revision)
-        facts = describe(model, options.template)
+        facts = describe(model)
         draft = Path(folder) / target.parent.name / "v1"
         content = initial(options, model, facts)
         say("reading the rows")
@@ -85,18 +81,8 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
         content = _sized(options, content, own, context_length(facts.architecture))
         loaded = _written(draft, content)
         fitted = _fitted(options, predictor, loaded, say) if facts.predicted else _small(options)
-        loaded = _written(draft, content := _changed(content, fitted.changes))
-        minutes, notes = _minutes(options, loaded, fitted, own), tuple[str, ...]()
-        if not facts.predicted:
-            kind = facts.architecture["model_type"]
-            notes = (f"memory and time of {kind} models are not predicted (docs/own-model.md): settings need little",)
-        if options.minutes is not None and minutes:
-            content, notes = _within(options.minutes, content, minutes, own)
-            loaded = _written(draft, content)
-            minutes = _minutes(options, loaded, fitted, own)
         target.parent.mkdir(parents=True, exist_ok=True)
-        _written(target, content)
-    return NewRecipe(target, recipes.load(target), fitted, minutes, notes)
+        return NewRecipe(target, _written(target, _changed(content, fitted.changes)), fitted)
 
 
 def _written(folder: Path, content: JsonObject) -> PinnedRecipe:
@@ -169,7 +155,7 @@ def _fitted(options: NewOptions, predictor: Predictor, loaded: PinnedRecipe, say
     """
     stages: tuple[StageName, ...] = (*options.trained, "evaluate")
     if options.card.is_cpu:
-        stages = options.trained if options.minutes is not None else options.trained[-1:]
+        stages = options.trained[-1:]
     say("looking for settings that fit")
     found = fit(predictor.predict, loaded, stages, options.card.limit, compress=not options.card.is_cpu)
     if found.too_large:
@@ -190,33 +176,3 @@ def _small(options: NewOptions) -> Fit:
         if stage not in ONLINE:
             changes[f"{stage}.gradient_accumulation_steps"] = 8
     return Fit(changes, {}, ())
-
-
-def _minutes(options: NewOptions, loaded: PinnedRecipe, fitted: Fit, own: OwnRows | None) -> dict[StageName, float]:
-    """Return the projected minutes of the stages whose time is known; on a CPU they are asked for with --minutes."""
-    if not fitted.stages:
-        return {}
-    if options.card.is_cpu:
-        if options.minutes is None:
-            return {}
-        machine.rates(loaded.recipe)
-    return {stage: 60 * hours for stage, hours in planning.training_hours(loaded, fitted.stages, own).items()}
-
-
-def _within(
-    minutes: float, content: JsonObject, projected: Mapping[StageName, float], own: OwnRows | None
-) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return the content with as many steps and rows as take so long, and what is to be said where these are few."""
-    whole = sum(projected.values())
-    part = min(1.0, minutes / whole)
-    if part == 1.0:
-        return content, ()
-    for name in projected:
-        section: Any = content[name]
-        if name in ONLINE:
-            steps = max(FEWEST, round(part * section["steps"]))
-            content = content | {name: section | {"steps": steps} | every(section, steps)}
-        elif own is not None and name in own.stages:
-            rows = max(16 * FEWEST, round(part * own.stages[name].train / 16) * 16)
-            content = content | {name: section | {"max_samples": rows} | every(section, rows // 16)}
-    return content, (f"this is {part:.0%} of the whole, which is projected to take {math.ceil(whole)} minutes",)

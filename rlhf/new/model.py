@@ -11,13 +11,11 @@ from rlhf.errors import OptionError, UserError, no_such
 from rlhf.files import read_json
 from rlhf.models.fetch import SMALL_FILES
 from rlhf.recipe.model_types import TESTED
-from rlhf.recipe.schema_model import Architecture, PackageFile, Tokenizer, is_gguf
+from rlhf.recipe.schema_model import PackageFile, Tokenizer, is_gguf
 from rlhf.recipe.strict import is_commit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from rlhf.data.tokenize import DialogueTokenizer
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 THINKING = "enable_thinking"  # variable of chat templates of models that reason before they answer
@@ -40,9 +38,7 @@ class ModelFacts(NamedTuple):
     """What a recipe needs to know about a model."""
 
     architecture: dict[str, Any]  # the recipe's section; of a type without predictions its whole configuration
-    parameters: int
     tokenizer_settings: dict[str, Any]  # keys of the recipe's section: template, and what the tokenizer needs beside it
-    tokenizer: "DialogueTokenizer"
 
     @property
     def predicted(self) -> bool:
@@ -133,11 +129,8 @@ def _download(model: str, revision: str | None) -> ModelFiles:
     return ModelFiles("hub", model, info.sha, Path(folder))
 
 
-def describe(model: ModelFiles, template: str | None) -> ModelFacts:
-    """Return what a recipe needs to know about a model. Raises UserError for one that cannot be trained here.
-
-    `template`: the one to use; None chooses `chat` for a model that ends its turns as its chat template does.
-    """
+def describe(model: ModelFiles) -> ModelFacts:
+    """Return what a recipe needs to know about a model. Raises UserError for one that cannot be trained here."""
     from transformers import AutoConfig, AutoTokenizer
 
     from rlhf.data import tokenize
@@ -151,11 +144,11 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
     try:
         if config.get("model_type") in TESTED:
             section = architecture.architecture_of(config)
-            count = architecture.parameter_count(Architecture.model_validate(section), pad_token_id=None)
         else:  # transformers runs it in its own way: nothing is predicted from its shape
             with reading(model.folder):
                 text = AutoConfig.from_pretrained(model.folder).get_text_config(decoder=True)
-            section, count = text.to_dict(), architecture.count_of(text)
+            architecture.count_of(text)  # raises where it is no causal language model
+            section = text.to_dict()
     except UserError as error:
         raise UserError(f"{model.name}: {error}") from None
     if any(model.folder.glob("*.safetensors")):  # not of the hub, from where weights come later
@@ -165,14 +158,13 @@ def describe(model: ModelFiles, template: str | None) -> ModelFacts:
         raise UserError(f"no tokenizer in {model.name}: it has no tokenizer.json; copy the tokenizer's files there")
     with reading(model.folder):
         hf = AutoTokenizer.from_pretrained(model.folder)
-    chosen = _tokenizer(hf, template, _end_ids(config, read_json(model.folder / GENERATION) or {}))
-    # Fail here rather than in a stage.
-    tokenizer = tokenize.load(model.folder, Tokenizer(source="local", name=model.name, **chosen))
-    return ModelFacts(section, count, chosen, tokenizer)
+    chosen = _tokenizer(hf, _end_ids(config, read_json(model.folder / GENERATION) or {}))
+    tokenize.load(model.folder, Tokenizer(source="local", name=model.name, **chosen))  # fails here, not in a stage
+    return ModelFacts(section, chosen)
 
 
-def _tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str | None, ends: set[int]) -> dict[str, Any]:
-    """Return the keys of the section `tokenizer` that a tokenizer needs.
+def _tokenizer(tokenizer: "PreTrainedTokenizerBase", ends: set[int]) -> dict[str, Any]:
+    """Return the keys of the section `tokenizer` that a tokenizer needs: the template `chat`, or `hh`.
 
     A model that ends texts (`ends`) with the token that its chat template writes behind an answer was tuned with that
     template. Base models may have the chat template of the tuned model, but end texts with another token.
@@ -181,13 +173,13 @@ def _tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str | None, ends:
 
     keys: dict[str, Any] = {}
     end = None
-    if tokenizer.chat_template and template in ("chat", None):
+    if tokenizer.chat_template:
         chat_template.check(lambda messages: tokenize.chat_text(tokenizer, messages))
         end = tokenize.turn_end(tokenizer)
     tuned = end is not None and tokenizer.convert_tokens_to_ids(end) in ends
-    keys["template"] = template or ("chat" if tuned else "hh")
-    if keys["template"] == "chat":
-        if end is not None and end != tokenizer.eos_token:
+    keys["template"] = "chat" if tuned else "hh"
+    if tuned:
+        if end != tokenizer.eos_token:
             keys["eos_token"] = tokenizer.eos_token = end
         if THINKING in str(tokenizer.chat_template):
             keys["chat_template_kwargs"] = {THINKING: False}

@@ -1,9 +1,9 @@
 """The options of `rlhf new`, and the card or processor that one of them names."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from peakmem import cards
 from rlhf.errors import OptionError
@@ -15,9 +15,8 @@ from rlhf.recipe.schema_online import MODEL_REWARD
 from rlhf.recipe.stages import DPO, ONLINE, POLICIES, PPO, RM, SFT, PolicyName, PolicyStart
 from rlhf.terminal.wording import GB
 
-TemplateName = Literal["chat", "hh", "plain"]
-TEMPLATES: tuple[TemplateName, ...] = get_args(TemplateName)
 Wanted = Literal["sft"] | PolicyName
+STAGES: tuple[Wanted, ...] = (SFT, *POLICIES)
 
 
 class ChosenCard(NamedTuple):
@@ -56,15 +55,6 @@ def card_of(text: str) -> ChosenCard:
     return ChosenCard(re.sub(r"\s", "", name), round(size / GB, 2))
 
 
-def stages_of(names: Sequence[str]) -> tuple[Wanted, ...]:
-    """Return the stages that --stages names, each once. Raises OptionError for another name, and without a name."""
-    known: tuple[Wanted, ...] = (SFT, *POLICIES)
-    if not names or (unknown := next((name for name in names if name not in known), None)):
-        problem = f"{unknown!r} is none" if names else "name one or several"
-        raise OptionError(f"--stages {','.join(names) or repr('')}: {problem} of {', '.join(known)}")
-    return tuple(name for name in known if name in names)
-
-
 class NewOptions(NamedTuple):
     """The options of `rlhf new`."""
 
@@ -73,13 +63,11 @@ class NewOptions(NamedTuple):
     stages: tuple[Wanted, ...] = (PPO, DPO)
     data: tuple[str, ...] = ()  # files, or a key of DATA_SETS; empty: the one that suits the template
     revision: str | None = None
-    template: TemplateName | None = None
     max_length: int | None = None
     name: str | None = None
     rewards: tuple[str, ...] = ()  # of PPO, RLOO and GRPO, as in `reward_funcs`; empty: the reward model
     start: PolicyStart | None = None  # where policies start; None: at the base if there are `rewards`, else at SFT
     task: str | None = None  # of reasoning-gym, instead of `data`
-    minutes: float | None = None  # that training may take, as projected; None: as long as the rows say
     changes: Mapping[str, Any] = MappingProxyType({})  # keys of the section `data` about the rows of `data`
 
     @property

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple, cast
 
-from rlhf.files import JsonObject
 from rlhf.plan.phases import ON_HOST, Component, PredictedPhase
 from rlhf.plan.plan import Plan
 from rlhf.recipe import PinnedRecipe, StageName
@@ -19,13 +18,6 @@ class ComparedFigure(NamedTuple):
     figure: Figure
     predicted: float | None
     verdict: Verdict
-
-    def as_json(self) -> JsonObject:
-        """Return the comparison as JSON's types."""
-        named = {key: getattr(self.figure, key) for key in ("stage", "name", "source", "metric", "unit")}
-        published = {"published": list(self.figure.printed), "accepted": list(self.figure.accepted)}
-        verdict = {"verdict": self.verdict.word, "detail": self.verdict.detail}
-        return {**named, **published, "predicted": self.predicted, **verdict}
 
 
 def compare(loaded: PinnedRecipe, plan: Plan) -> list[ComparedFigure]:

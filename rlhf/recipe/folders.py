@@ -130,7 +130,7 @@ def check_directory(directory: Path, root: Path) -> None:
 
 def no_recipes(root: Path) -> str:
     """Return the message for a folder without recipes."""
-    return f"{root}: no recipes there; --recipe-root or RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"
+    return f"{root}: no recipes there; RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"
 
 
 def no_section(stage: StageName, loaded: PinnedRecipe) -> str:

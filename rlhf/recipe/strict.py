@@ -14,7 +14,7 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject, JsonValue
 from rlhf.recipe import moved
 from rlhf.recipe.plain_yaml import line_of, parse
-from rlhf.terminal import shortened
+from rlhf.terminal import excerpt
 
 
 class Section(BaseModel):
@@ -65,7 +65,7 @@ def _in_words(kind: type[Section], problem: Mapping[str, Any], key: str, prefix:
     if problem["type"] == "missing":
         return f"key '{key}' is missing; add it, or use a recipe that has it ({kind.documented_in})"
     given = "null" if problem["input"] is None else repr(problem["input"])
-    return f"{key or 'content'} = {shortened(given, 200)}: {message} ({kind.documented_in})"
+    return f"{key or 'content'} = {excerpt(given, 200)}: {message} ({kind.documented_in})"
 
 
 def _nearest(kind: type[Section], key: str, prefix: str) -> str:

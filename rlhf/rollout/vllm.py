@@ -26,7 +26,7 @@ from rlhf.data.tokenize import SpecialIds
 from rlhf.errors import Interrupted, UserError
 from rlhf.process import proxies
 from rlhf.rollout.decoding import Sampling
-from rlhf.terminal import excerpt, one_line
+from rlhf.terminal import excerpt
 
 TIMEOUT = 600  # seconds for one response
 
@@ -115,7 +115,7 @@ class Client:
                 raise TypeError("a log-probability for each token is missing")
             return ids, logprobs
         except (KeyError, IndexError, TypeError) as error:
-            answer = one_line(str(result))
+            answer = excerpt(str(result))
             raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {self._hint()}") from error
 
     def _call(self, path: str, content: dict[str, Any] | None = None) -> Any:

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 from rlhf.errors import OptionError, UserError, no_such
 from rlhf.recipe import Changes, PinnedRecipe, StageName, as_yaml, load
-from rlhf.recipe.stages import POLICIES, REWARD_MODELS, STAGES, stage_name
+from rlhf.recipe.stages import STAGES, stage_name
 from rlhf.run.finished import read_manifest
 from rlhf.run.layout import MANIFEST, REMAKING
 from rlhf.run.records import Manifest
 
-_MERGED = "merge.stage"  # the key that says which policy is merged
 MOST_NAMED = 4  # runs in a message
 EXPECTED = "name a run directory, <out>/<recipe>/<version>, or a stage's folder in it"
 
@@ -77,12 +76,11 @@ def settings_of(run: NamedRun) -> Manifest:
     return newest.model_copy(update={"overrides": changes})
 
 
-def recipe_of(run: NamedRun, root: Path, further: Changes | None = None, merging: bool = False) -> PinnedRecipe:
+def recipe_of(run: NamedRun, root: Path, further: Changes | None = None) -> PinnedRecipe:
     """Return the recipe of a run with its changes, the `further` ones and its seed.
 
     It is that of its name in `root`, or the one in the folder that the manifest names: the first one with the hash that
-    the run has; if none has it, the first, and the stages say what differs. `merging`: for a merge, or what uses it:
-    the policy whose folder was named is the one that is merged.
+    the run has; if none has it, the first, and the stages say what differs.
 
     Raises OptionError for a change that contradicts the run and without the recipe, and what `settings_of` raises.
     """
@@ -95,14 +93,9 @@ def recipe_of(run: NamedRun, root: Path, further: Changes | None = None, merging
     named = [root / name, *([Path(made.recipe_folder)] if made.recipe_folder else [])]
     folders = [folder for folder in named if (folder / "recipe.yaml").is_file()]
     if not folders:
-        raise OptionError(f"{run}: its recipe {name} is not in {root}; --recipe-root names the folder that it is in")
+        raise OptionError(f"{run}: its recipe {name} is not in {root}; RLHF_RECIPES names another folder")
     folder = next((folder for folder in folders if load(folder).sha256 == made.recipe_sha256), folders[0])
-    loaded = load(folder, made.overrides | further, made.seed)
-    merge = loaded.recipe.merge
-    mergeable = run.stage in (*POLICIES, *REWARD_MODELS)
-    if not merging or merge is None or not mergeable or merge.stage == run.stage or _MERGED in further:
-        return loaded
-    return loaded.with_changes({_MERGED: run.stage})
+    return load(folder, made.overrides | further, made.seed)
 
 
 def _stages_in(directory: Path) -> list[StageName]:

@@ -14,7 +14,7 @@ from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyName
 from rlhf.run import identity, records
 from rlhf.run.finished import read_manifest, verified
 from rlhf.run.layout import MANIFEST, SUMMARY
-from rlhf.terminal import say, shortened
+from rlhf.terminal import excerpt, say
 
 MOST = 3  # keys in a message
 LONGEST = 100  # characters of a value
@@ -127,4 +127,4 @@ class Parents:
 
 def _text(value: object) -> str:
     """Return a value in a message; of a whole section only that it is there."""
-    return "a section" if isinstance(value, dict) else shortened(as_yaml(value), LONGEST)
+    return "a section" if isinstance(value, dict) else excerpt(as_yaml(value), LONGEST)

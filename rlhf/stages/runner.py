@@ -32,13 +32,14 @@ from rlhf.run.layout import SUMMARY
 from rlhf.run.records import Summary
 from rlhf.stages.online import rewards
 from rlhf.stages.result import Result
-from rlhf.terminal import LONGEST_COMMAND, say
+from rlhf.terminal import say
 
 if TYPE_CHECKING:
     import torch
 
 StageFn = Callable[[StageRun, "torch.device"], Result]  # a stage's own code
 FULL_DISK_BYTES = 1_000_000
+LONGEST_COMMAND = 500  # characters of a command in a message
 # Classes of errors that libraries raise when they cannot write: Python and Arrow, torch.save, safetensors, SQLite.
 WRITE_ERRORS = ("OSError", "RuntimeError", "SafetensorError", "OperationalError")
 # Bytes of address space. With a limit of 1.0e9 importing the libraries aborted, with 2.1e9 one run of many did not end

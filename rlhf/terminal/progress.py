@@ -45,31 +45,15 @@ class Bar:
             self._progress.stop()
 
 
-class Work:
-    """Work that goes on: a call says what is being done now, `done` which share of it is."""
-
-    def __init__(self, task: str, show: Callable[[str], None]):
-        self._task, self._show = task, show
-
-    def __call__(self, task: str) -> None:
-        """Show what is being done now."""
-        self._task = task
-        self._show(task)
-
-    def done(self, share: float) -> None:
-        """Tell which share of what is being done is done, from 0 to 1."""
-        self._show(f"{self._task}, {share:.0%}")
-
-
 @contextmanager
-def working(task: str) -> Iterator[Work]:
-    """Show what is being done. Yields what changes the text, and what may tell how much is done.
+def working(task: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being done. Yields what changes the text.
 
     Without a terminal a new text is printed as a line of its own now and then.
     """
     if screen.ERR.is_terminal:
         with screen.ERR.status(Text(task)) as status:
-            yield Work(task, lambda text: status.update(Text(text)))
+            yield lambda text: status.update(Text(text))
         return
     printed = time.monotonic()
 
@@ -79,4 +63,4 @@ def working(task: str) -> Iterator[Work]:
             printed = time.monotonic()
             screen.ERR.print(text, soft_wrap=True)
 
-    yield Work(task, tell)
+    yield tell

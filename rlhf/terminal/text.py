@@ -4,38 +4,24 @@ import sys
 from contextlib import suppress
 
 LONGEST_LINE = 2000  # characters of a message
-LONGEST_COMMAND = 500  # characters of a command in it
 EXCERPT = 300  # characters of what another program says within one
 
 
 def harmless(text: str) -> str:
-    """Return the text without control characters, text-direction marks and other characters that do not print."""
-    return text if text.isprintable() else "".join(c for c in text if prints(c))
+    """Return the text with control characters, text-direction marks and others that do not print as escapes: `\\x1b`.
 
-
-def visible(text: str) -> str:
-    """Return the text with the characters that `harmless` removes written as escapes: `\\x1b`, `\\u202e`."""
-    return "".join(c if prints(c) else c.encode("unicode_escape").decode() for c in text)
-
-
-def shortened(text: str, longest: int = LONGEST_LINE) -> str:
-    """Return the text, or its beginning and end with the number of characters between them."""
-    if len(text) <= longest:
+    What breaks the line and what joins emoji stay.
+    """
+    if text.isprintable():
         return text
-    half = max(longest // 2 - 20, 1)  # leaves room for the words in the middle
-    return f"{text[:half]} … ({len(text) - 2 * half:,} more) … {text[-half:]}"
-
-
-def one_line(text: str) -> str:
-    """Return a message as one visible line of bounded length."""
-    folded = " ".join(part for line in text.splitlines() if (part := line.strip()))
-    return shortened(visible(shortened(folded)))  # escapes make it longer
+    return "".join(c if c in "\n\t\u200d" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def excerpt(text: str, longest: int = EXCERPT) -> str:
-    """Return a text, or its beginning of at most `longest` characters, as one line; "…" stands where it is cut."""
-    line = " ".join(text.split())
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+    """Return a text as one harmless line; of one with more than `longest` characters the beginning and the end."""
+    line = harmless(" ".join(text.split()))
+    half = longest // 2 - 20  # leaves room for the words in the middle
+    return line if len(line) <= longest else f"{line[:half]} … ({len(line) - 2 * half:,} more) … {line[-half:]}"
 
 
 def message_of(error: BaseException) -> str:
@@ -51,9 +37,4 @@ def counted(number: int, noun: str) -> str:
 def say(text: str) -> None:
     """Write one line to stderr. A stderr that is gone, such as that of a closed terminal, is not an error."""
     with suppress(OSError, ValueError):
-        print(one_line(text), file=sys.stderr, flush=True)
-
-
-def prints(character: str) -> bool:
-    """Return whether a terminal shows a character, or breaks the line or joins emoji at it."""
-    return character in "\n\t" or character.isprintable() or character == "\u200d"  # the last one joins emoji
+        print(excerpt(text, LONGEST_LINE), file=sys.stderr, flush=True)

@@ -21,12 +21,9 @@ SHOWN = {  # phrases of keys that say little by themselves
     "distinct_2": "share of distinct pairs of words",
     "eos_rate": "share that ends",
     "other_eos_rate": "share with another end token",
-    "empty_rate": "share of empty answers",
     "equal_rate": "share of answers given twice",
     "rouge_l": "ROUGE-L",
     "bleu": "BLEU",
-    "logprob": "log-probability",
-    "vocab_size": "tokens of the vocabulary",
     "no_verdict": ", share without a verdict",
 }
 PHRASES = re.compile(rf"(?<![^_])(?:{'|'.join(sorted(SHOWN, key=len, reverse=True))})(?![^_])")

@@ -153,13 +153,13 @@ def test_several_answers_to_each_prompt(chain, tmp_path):
 def test_two_policies_compared_say_what_the_evaluation_says(chain):
     """PPO and DPO of one run: the differences of means are those of its metrics, and the reward model is the same."""
     root = chain / ROOT
-    compared = compare.compare_runs(compare.load(root, "dpo"), compare.load(root, "ppo")).as_json()
+    compared = compare.compare_runs(compare.load(root, "dpo"), compare.load(root, "ppo"))
     metrics = content_of(root / "evaluate/summary.json")["metrics"]
-    rows = {row["name"]: row for row in compared["rows"]}
+    rows = {row.name: row._asdict() for row in compared.rows}
     for key in ("score", "true_reward", "perplexity", "kl_per_token"):
         assert rows[key]["a"] == pytest.approx(metrics[f"dpo/{key}"], abs=1e-6)
         assert rows[key]["difference"] == pytest.approx(metrics[f"ppo/{key}"] - metrics[f"dpo/{key}"], abs=1e-6)
-    assert compared["settings"] == {} and compared["prompts"] == 8
+    assert compared.settings == {} and compared.prompts == 8
 
 
 def test_other_toy_settings_get_other_data(trained, tmp_path):

@@ -36,8 +36,9 @@ def says(score: float, truth: float | None = None, text: str = "an answer") -> d
 
 
 def compared(a: Path, b: Path) -> dict[str, Any]:
-    comparison_json = compare.compare_runs(compare.load(a, "ppo"), compare.load(b, "ppo")).as_json()
-    return comparison_json | {row["name"]: row for row in comparison_json["rows"]}
+    found = compare.compare_runs(compare.load(a, "ppo"), compare.load(b, "ppo"))._asdict()
+    rows = [row._asdict() for row in found["rows"]]
+    return found | {"rows": rows} | {row["name"]: row for row in rows}
 
 
 def test_the_difference_of_two_runs_has_the_interval_worked_by_hand(tmp_path):
@@ -168,9 +169,9 @@ def test_seeds_of_one_recipe_are_one_side_and_each_is_named(tmp_path, monkeypatc
     (truth,) = (row for row in found.rows if row.name == "true_reward")
     assert truth.by_seed == (1.0, 3.0) and found.prompts == 9
     assert truth.difference == pytest.approx((4 * 1 + 4 * 3 + 2) / 9), "the prompt of both seeds counts once"
-    code, out, err = rlhf(monkeypatch, capsys, "compare", *a, *b, "--to", tmp_path / "c.html")
+    code, out, err = rlhf(monkeypatch, capsys, "compare", *a, *b)
     assert code == 0 and "B is better than A" in " ".join(out.split()) and "+1, +3" in out, err
-    page = (tmp_path / "c.html").read_text()
+    page = (b[-1] / "comparison.html").read_text()
     assert "ppo.kl_coef" in page and "B is better than A" in page and not (a[0] / "report.html").exists()
     alone = compare.pooled([compare.load(run, "ppo") for run in a])
     assert len(alone) == 2, "seeds of one recipe by themselves are compared with each other"
@@ -183,7 +184,7 @@ def test_what_was_not_evaluated_is_evaluated_and_nothing_is_trained(trained, tmp
     run = out / "cpu-tiny/v1"
     assert compare.policies_to_evaluate(run, "dpo") == ["dpo"] == compare.policies_to_evaluate(run, None)
     monkeypatch.setattr(command, "run_child", run_task)
-    code, shown, err = rlhf(monkeypatch, capsys, "compare", run / "sft", run / "dpo", "--stage", "sft")
+    code, shown, err = rlhf(monkeypatch, capsys, "compare", run / "sft", run / "dpo")
     assert code == 0 and "true reward" in shown, err
     assert sorted(folder.name for folder in run.iterdir() if (folder / "summary.json").is_file()) == sorted(
         ["pretrain", "sft", "dpo", "evaluate"]

@@ -9,9 +9,8 @@ import pytest
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.new import make as new
-from rlhf.new.options import NewOptions, card_of, stages_of
+from rlhf.new.options import NewOptions, card_of
 from rlhf.plan import machine
-from rlhf.plan import plan as planning
 from rlhf.recipe.learning_rates import adapter_rate
 from rlhf.recipe.schema_model import Architecture
 from tests import models
@@ -105,16 +104,6 @@ def test_a_card_gets_the_fastest_settings_that_fit(make):
     assert "sft" in one_line_of(caught) and "GB" in str(caught.value)
 
 
-def test_minutes_choose_the_steps_and_refuse_nothing(make, monkeypatch):
-    monkeypatch.setattr(planning, "training_hours", lambda *_: {"sft": 1.0})
-    rows = [*CHATS, *({"messages": [*row["messages"], *row["messages"]]} for row in CHATS)] * 4
-    made = make(rows, stages=("sft",), minutes=30)
-    section: Any = made.loaded.recipe.sft
-    assert section.max_samples == pytest.approx(0.5 * 480 * 0.8, rel=0.3) and "50%" in made.notes[0]
-    least: Any = make(rows, stages=("sft",), minutes=0.1, name="least").loaded.recipe.sft
-    assert least.max_samples == 160
-
-
 def test_what_says_how_rows_are_read_is_in_the_recipe(make):
     rows = [{"ask": row["prompt"], "good": row["chosen"], "bad": row["rejected"]} for row in PAIRS]
     changes = {
@@ -151,12 +140,6 @@ def test_a_recipe_is_never_written_over_another(make):
     with pytest.raises(UserError, match="--name"):
         make(PAIRS, stages=("dpo",))
     assert (made.folder / "recipe.yaml").read_bytes() == before
-
-
-@pytest.mark.parametrize("names", [["rm"], [], ["sft", "x"]])
-def test_stages_are_those_that_train_a_policy(names):
-    with pytest.raises(UserError, match="--stages"):
-        stages_of(names)
 
 
 @pytest.mark.parametrize(

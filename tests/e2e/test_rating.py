@@ -15,7 +15,7 @@ import pytest
 
 from rlhf.errors import UserError
 from rlhf.evaluation import judging
-from rlhf.rating import ratings
+from rlhf.rating import judge, ratings
 from rlhf.rating.pairs import TEXT_CHARACTERS, Pair, pair_answers
 from rlhf.rating.server import Server
 from tests.browser import chromium as chromium
@@ -214,7 +214,7 @@ def add(file: Path, rater: str, pairs: list[Pair], choice: str = "b") -> None:
 
 
 def test_equal_answers_are_left_out_and_the_policies_are_chosen(tmp_path):
-    lines = [row(0), row(1, "same \x07", " same"), row(2)]
+    lines = [row(0), row(1, "same \n", " same"), row(2)]
     answers = pair_answers(evaluation(tmp_path, lines))
     assert ([pair.item for pair in answers.pairs], answers.equal) == ([0, 2], 1)
     for one in lines:
@@ -314,8 +314,9 @@ def test_a_pair_that_the_endpoint_refuses_stays_to_be_judged(root, asked, stub):
 
 def test_what_was_judged_is_kept_when_the_endpoint_fails_for_good(root, asked, stub):
     server = stub(lambda question, times: (500, "oops") if "question 4" in question else honest(question, times))
-    code, _, err = asked(server.url, "--parallel", "1")
-    assert code == 1 and server.url in err and "500: oops" in err
+    with pytest.raises(UserError, match="500: oops") as caught:
+        judge.run(pair_answers(root), server.url, "some/model", at_once=1)
+    assert server.url in str(caught.value)
     assert max(map(server.asked.count, server.asked)) == 1 + judging.RETRIES
     kept, before = choices(root, "judge:some/model").keys(), len(server.about_pairs())
     assert kept >= {0, 1, 2, 3} and 4 not in kept

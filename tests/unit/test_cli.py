@@ -15,7 +15,7 @@ import pytest
 from rlhf import cli
 from rlhf.cli.choice import Choice
 from rlhf.cli.entry import COMMANDS
-from rlhf.errors import OptionError, UserError
+from rlhf.errors import UserError
 from rlhf.process.task import Task
 from rlhf.recipe import load, parse_overrides
 from tests.helpers import RECIPE, SMALL, beside, noted, rlhf, task_of
@@ -39,19 +39,17 @@ def changes(**more: object) -> list[str]:
     [
         ("", "--help"),
         ("trane", "trane"),
-        ("run", "STAGE"),
+        ("run", "ppo"),
         ("run pppo --hw cpu", "ppo"),
         ("run ppo", "--hw"),
         ("run ppo --hw 4091", "4090"),
         ("run ppo --hw cpu --recipe recipes/cpu-tiny/v1", "--recipe"),
         ("run ppo --recipe recipes/cpu-tinny/v2", "recipes/cpu-tiny/v2"),
         ("run ppo --recipe recipes/cpu-tiny", "v1"),
-        ("run ppo --hw cpu --steps 10", "--set ppo.steps=10"),
-        ("run ppo --hw cpu --learning-rate 10", "--set ppo.learning_rate=10"),
         ("run ppo --hw cpu --stepps 10", "--stepps"),
         ("run ppo --hw cpu --seed -1", "--seed"),
         ("run ppo --hw cpu --seed 4294967296", "--seed"),
-        ("run ppo --hw cpu --seed 1 --set seed=2", "--seed"),
+        ("run ppo --hw cpu --set seed=2", "--seed"),
         ("run ppo --hw cpu --set ppo.kl_coeff=1", "ppo.kl_coef"),
         ("run ppo --hw cpu --set kl_coef=1", "ppo.kl_coef"),
         ("run ppo --hw cpu --set data.files=a --data README.md", "--data"),
@@ -65,8 +63,8 @@ def changes(**more: object) -> list[str]:
         ("chat nowhere/rm", "nowhere"),
         ("plan 4090", "4090"),
         ("plan --hw cpu --fit 12", "--fit"),
-        ("plan --hw cpu --price nan", "--price"),
-        ("reproduce --hw cpu --seeds 0,0", "--seeds"),
+        ("plan --hw cpu --price -1", "--price"),
+        ("reproduce --hw cpu --seeds 0,1", "--seeds"),
         ("sample --hw cpu --prompts nowhere.txt", "nowhere.txt"),
         ("sample --hw cpu --prompts README.md --to nowhere/x", "nowhere"),
         ("score --hw cpu", "FILES"),
@@ -81,11 +79,16 @@ def test_a_mistake_is_one_line_that_names_it(command, words, named):
     assert len(err.strip().splitlines()) == 1 or not words
 
 
-def test_a_seed_among_the_changes_is_no_change():
-    loaded = Choice(directory=RECIPE, changes=("seed=5",)).load()
-    assert (loaded.recipe.seed, loaded.modified) == (5, False)
-    with pytest.raises(OptionError, match="--seed"):
-        Choice(directory=RECIPE, changes=("seed=5",), seed=3).load()
+@pytest.mark.parametrize(
+    ("choice", "stage", "taken"),
+    [
+        (Choice(hw="cpu"), "ppo", "cpu-tiny/v2"),
+        (Choice(hw="cpu"), "grpo", "cpu-tiny-groups/v1"),
+        (Choice(hw="cpu", data=("README.md",)), "sft", "cpu-smollm2/v1"),
+    ],
+)
+def test_hardware_and_stage_lead_to_a_recipe_that_has_the_stage(choice, stage, taken):
+    assert choice.load(stage).directory.parts[-2:] == tuple(taken.split("/"))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_a_seed_among_the_changes_is_no_change():
     ],
 )
 def test_what_is_not_the_recipes_has_a_root_of_its_own(choice, root):
-    assert choice.root_of_runs() == Path(root)
+    assert choice.root == Path(root)
 
 
 def test_every_command_has_its_help(command):

@@ -76,12 +76,6 @@ def test_the_folder_of_a_stage_chooses_that_stage(command, run):
     made(run.parents[1], "dpo")
     assert "sft did not finish" in command("chat", run / "sft")[2]
     assert "ppo has not been run" in command("chat", run)[2]
-    root = RECIPE.parents[1]
-    for path, merged in ((run / "dpo", "dpo"), (run, "ppo"), (run / "sft", "ppo")):
-        merge = recipe_of(named_run(path), root, merging=True).recipe.merge
-        assert merge and merge.stage == merged
-    typed = recipe_of(named_run(run / "dpo"), root, {"merge.stage": "ppo"}, merging=True).recipe.merge
-    assert typed and typed.stage == "ppo"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from rlhf.plan.preflight import require_fit
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.process.memory import Free
 from rlhf.process.sizes import size_in_bytes
+from rlhf.recipe import as_yaml
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.recipe.strict import with_overrides
@@ -207,11 +208,8 @@ def test_settings_that_fit_do_fit_and_change_no_batch(command, predictor, small,
     limit = round(share * predictor.predict(before, stage).whole.peak_bytes)
     fitting = fit.fit(predictor.predict, before, (stage,), limit)
     assert not fitting.too_large
-    code, out, _ = command("plan", "--recipe", small, "--stage", stage, "--fit", f"{limit / 1e9:.9f}GB", "--json")
-    answer = json.loads(out)
-    need = fitting.stages[stage].whole.peak_bytes
-    assert (code, answer["limit_bytes"], answer["set"]) == (0, limit, fitting.changes)
-    assert answer["stages"] == {stage: {"peak_bytes": need, "card_needed_bytes": need, "fits": True}}
+    code, out, _ = command("plan", "--recipe", small, "--stage", stage, "--fit", f"{limit / 1e9:.9f}GB")
+    assert code == 0 and all(f"--set {key}={as_yaml(value)}" in out for key, value in fitting.changes.items())
     loaded = recipe.load(small, fitting.changes)
     assert card_needed_bytes(predictor.predict(loaded, stage).whole) <= limit
     assert global_batch(loaded, stage) == global_batch(before, stage)

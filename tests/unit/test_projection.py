@@ -7,7 +7,7 @@ import pytest
 
 from peakmem import cards
 from rlhf import recipe
-from rlhf.cli import plan_tables as tables
+from rlhf.cli import plan as tables
 from rlhf.plan import padding, plan, projection
 from rlhf.plan.phases import PredictedStage
 from rlhf.plan.rehearsal import short_runs

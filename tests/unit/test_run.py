@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf import recipe
-from rlhf.cli.summary_tables import targets_table
+from rlhf.cli.outcome import targets_table
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, sha256, write_json
 from rlhf.recipe.chain import comparable
@@ -433,7 +433,7 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     finished = [Summary.model_validate(summary) for summary in summaries]
     targets_table(finished[:1])
     assert "not compared: needs rm, ppo" in " ".join(capsys.readouterr().out.split())
-    targets_table(finished, price=1.99)
+    targets_table(finished)
     printed = re.sub(r"[│ \n]+", " ", capsys.readouterr().out)
     assert "fits the card with LoRA (Overview) ≤ 80 GB 70.2 reproduced" in printed
     assert "cost of a run" not in printed  # times are compared on the card that they were published for
