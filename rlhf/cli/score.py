@@ -30,16 +30,17 @@ def score(
 ) -> None:
     """Score answers with a run's reward model.
 
-    FILES have pairs, or prompts with responses, or are samples.jsonl of a run.
+    FILES are data files with pairs, or prompts with completions.
     """
     if files and is_run(Path(files[0])):
         choice, files = replace(choice, run=named_run(Path(files[0]))), files[1:]
     if bool(files) == bool(prompt) or bool(responses) != bool(prompt):
         raise click.UsageError("name FILES to score, or one --prompt with at least one --response, and not both")
-    items = scoring.read([*map(Path, files)])
     if prompt:
         asked = parse_prompt(prompt, "--prompt")
-        items = [scoring.Item("", asked, {"response": response}, {}) for response in responses]
+        items = [scoring.Item("", asked, {"response": response}) for response in responses]
+    else:
+        items = scoring.read(files)
     stages = scoring.finished_stages(choice.load(on_device=True), choice.root)
     with quiet_libraries():
         with working("scoring"):

@@ -83,6 +83,10 @@ class PolicyComparison(NamedTuple):
     settings: dict[str, tuple[Any, Any]]
     rows: list[FigureRow]
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as plain JSON values."""
+        return self._asdict() | {"rows": [row._asdict() for row in self.rows]}
+
     def sentences(self) -> list[tuple[str, str]]:
         """Return what is known in words, for each figure with a verdict, and its kind: good, bad or ""."""
         said = []

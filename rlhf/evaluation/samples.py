@@ -32,21 +32,15 @@ def sample_rows(
     copies = next(iter(samples.values())).samples_per_prompt
     for i in range(len(prompts) * copies):
         prompt = prompts[i // copies]
-        row = written(tokenizer, prompt)
+        row: JsonObject = {"prompt": tokenizer.prompt_text(prompt)}
+        if tokenizer.template != "hh":  # only a transcript can be parsed back into messages
+            row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
         if copies > 1:
             row["sample"] = i % copies
         if expected and prompt in expected:
             row["expected"] = expected[prompt]
         rows.append(row | {name: _answer(policy, i) for name, policy in samples.items()})
     return rows
-
-
-def written(tokenizer: DialogueTokenizer, prompt: Prompt) -> JsonObject:
-    """Return a prompt as text, and its messages where the text cannot be parsed back into them."""
-    row: JsonObject = {"prompt": tokenizer.prompt_text(prompt)}
-    if tokenizer.template != "hh":
-        row["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
-    return row
 
 
 def _answer(policy: PolicySamples, i: int) -> JsonObject:

@@ -1,14 +1,13 @@
 """Scores by a run's reward model: prompts with answers, the model, the statistics of its scores, and their file."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
 from rlhf import stats
-from rlhf.data import formats, raw
-from rlhf.data.parsing import Prompt, parse_prompt
-from rlhf.data.transcripts import parse_hh
+from rlhf.data import formats
+from rlhf.data.parsing import Prompt
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, json_lines, write_output
 from rlhf.process import cuda
@@ -21,61 +20,23 @@ from rlhf.terminal import say
 
 
 class Item(NamedTuple):
-    """A prompt and its answers by name; `row` is what else stood in the row that it was read from."""
+    """A prompt and its answers by name."""
 
     source: str
     prompt: Prompt
     answers: dict[str, str]
-    row: JsonObject
 
 
-def read(files: Sequence[Path]) -> list[Item]:
-    """Return the items of files: samples of a run, rows with `prompt` and `response`, pairs, demonstrations.
-
-    Raises UserError for files of any other kind.
-    """
-    return [item for file in files for item in _items(file)]
-
-
-def _items(file: Path) -> Iterator[Item]:
-    rows = [*raw.rows(file)]
-    if rows and _answers(rows[0][1]):
-        yield from (_sample(source, row) for source, row in rows)
-        return
-    data = formats.read([file])
+def read(files: Sequence[str | Path]) -> list[Item]:
+    """Return the items of data files: pairs, and demonstrations. Raises UserError for files without answers."""
+    data = formats.read(files)
     for note in data.report.notes:
         say(note)
-    if not data.pairs and not data.examples:
-        raise UserError(f"{file}: texts without prompts and answers; score needs pairs, or prompts with responses")
-    for pair in data.pairs:
-        yield Item(pair.source, pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, {})
-    for example in data.examples:
-        yield Item(example.source, example.prompt, {"response": example.response}, {})
-
-
-def _answers(row: object) -> dict[str, str]:
-    """Return the answers by name in a row of a run's samples, or of `prompt` and `response`; {} for any other row."""
-    if not isinstance(row, dict) or "prompt" not in row:
-        return {}
-    answers = {name: value.get("response") for name, value in row.items() if isinstance(value, dict)}
-    answers.setdefault("response", row.get("response"))
-    return {name: text for name, text in answers.items() if isinstance(text, str)}
-
-
-def _sample(source: str, row: object) -> Item:
-    """Return the item of a row. A run writes its step into it, and messages or a transcript as the prompt."""
-    answers = _answers(row)
-    if not isinstance(row, dict) or not answers:
-        raise UserError(f"{source}: {row if isinstance(row, Exception) else 'no prompt with an answer in this row'}")
-    if "step" not in row:
-        others = {name: value for name, value in row.items() if name != "prompt"}
-        return Item(source, parse_prompt(row["prompt"], source, row.get("system")), answers, others)
-    if row.get("messages"):
-        return Item(source, parse_prompt(row["messages"], source), answers, row)
-    said = parse_hh(str(row["prompt"]))
-    if not said or said[-1].role != "assistant":
-        raise UserError(f"{source}: neither messages nor a transcript up to an answer")
-    return Item(source, said[:-1], answers, row)
+    pairs = [Item(row.source, row.prompt, {"chosen": row.chosen, "rejected": row.rejected}) for row in data.pairs]
+    items = [*pairs, *(Item(row.source, row.prompt, {"response": row.response}) for row in data.examples)]
+    if not items:
+        raise UserError(f"{', '.join(map(str, files))}: no answers; score needs pairs, or prompts with a completion")
+    return items
 
 
 class ScoredItem(NamedTuple):
@@ -187,12 +148,7 @@ def write(scored: Sequence[ScoredItem], reward_model: str, file: Path) -> None:
 
 
 def _line(row: ScoredItem, reward_model: str) -> JsonObject:
-    """Return the line of an item. The prompt of a run's sample stays as that run has written it."""
-    messages: list[JsonObject] = [{"role": said.role, "content": said.content} for said in row.item.prompt]
-    line: JsonObject = {"step": 0, "source": row.item.source, "prompt": row.prompt, **row.item.row}
-    line |= {"messages": [*messages], "reward_model": reward_model}
+    line: JsonObject = {"source": row.item.source, "reward_model": reward_model, "prompt": row.prompt}
     for name, score in row.scores.items():
-        previous = line.get(name)
-        kept: JsonObject = previous if isinstance(previous, dict) else {}
-        line[name] = {**kept, "response": row.item.answers[name], "score": score}
+        line[name] = {"response": row.item.answers[name], "score": score}
     return line | ({"margin": row.margin} if row.margin is not None else {})

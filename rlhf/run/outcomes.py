@@ -40,19 +40,13 @@ class Answer(Record):
 
 
 class SampleLine(Record):
-    """A line of an evaluation's samples.jsonl: a prompt and the answer of each policy.
-
-    `rlhf score` writes such lines too. They name the reward model and where the prompt was read; a pair has a margin.
-    """
+    """A line of an evaluation's samples.jsonl: a prompt and the answer of each policy."""
 
     __pydantic_extra__: dict[str, str | Answer]
     prompt: str
     step: Count = 0
     sample: Count = 0
     messages: list[object] = Field(default=[])
-    reward_model: str | None = None
-    source: str | None = None
-    margin: Number | None = None
     expected: str | None = None  # the right answer, or else the one that people chose
 
     @property

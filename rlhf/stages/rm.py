@@ -20,7 +20,6 @@ from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
 from rlhf.evaluation.reward_model import accuracy, scores_of
-from rlhf.evaluation.samples import written
 from rlhf.files import JsonObject
 from rlhf.models.adapters import reward_from_sft
 from rlhf.models.loading import load_base
@@ -156,7 +155,7 @@ def _row(pair: EncodedPair) -> dict[str, object]:
 
 def _sample_row(tokenizer: DialogueTokenizer, pair: PreferencePair, chosen: float, rejected: float) -> JsonObject:
     return {
-        **written(tokenizer, pair.prompt),
+        "prompt": tokenizer.prompt_text(pair.prompt),
         "chosen": {"response": pair.chosen, "score": chosen},
         "rejected": {"response": pair.rejected, "score": rejected},
     }

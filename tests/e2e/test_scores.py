@@ -105,7 +105,7 @@ def command(trained, monkeypatch, capsys):
 
 
 def test_pairs_have_the_scores_and_the_margins_of_the_stage(trained, command, tmp_path):
-    """Those that the stage has kept, once more as a file of the user's; and again from the file that was written."""
+    """Those that the stage has kept, once more as a file of the user's."""
     kept = read_intact_lines(trained / "cpu-tiny/v1/rm/samples.jsonl")
     rows = [{"prompt": row["prompt"], "chosen": row["chosen"], "rejected": row["rejected"]} for row in kept]
     for row in rows:
@@ -114,33 +114,29 @@ def test_pairs_have_the_scores_and_the_margins_of_the_stage(trained, command, tm
     (tmp_path / "pairs.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in plain if "\n\n" not in row["prompt"])
     )
-    for file in ("pairs.jsonl", "scores.jsonl"):
-        code, _, err = command(tmp_path / file, "--to", tmp_path / f"{'again' * (file[0] == 's')}scores.jsonl")
-        assert code == 0, err
+    code, _, err = command(tmp_path / "pairs.jsonl", "--to", tmp_path / "scores.jsonl")
+    assert code == 0, err
     ours = {row["prompt"]: row for row in read_intact_lines(tmp_path / "scores.jsonl")}
-    again = {row["prompt"]: row for row in read_intact_lines(tmp_path / "againscores.jsonl")}
     found = [row for row in kept if row["prompt"] in ours]
     assert len(found) > 2
     for theirs in found:
         for side in ("chosen", "rejected"):
-            for row in (ours[theirs["prompt"]], again[theirs["prompt"]]):
-                assert row[side]["score"] == pytest.approx(theirs[side]["score"], abs=1e-5)
+            assert ours[theirs["prompt"]][side]["score"] == pytest.approx(theirs[side]["score"], abs=1e-5)
 
 
 def test_every_way_to_name_an_answer_gives_the_same_score(model, plain, tmp_path):
     (expected,) = plain_scores(plain, encoded(model, ["Red."]))
-    asked, text = PROMPT[0].content, f"\n\nHuman: {PROMPT[0].content}\n\nAssistant:"
+    asked = PROMPT[0].content
     rows = [
-        {"prompt": asked, "response": "Red.", "id": "x"},
-        {"prompt": [{"role": "user", "content": asked}], "response": "Red."},
-        {"step": 4, "prompt": text, "response": "Red."},
-        {"step": 0, "prompt": text, "response": {"response": "Red.", "true_reward": 1.5}},
+        {"prompt": asked, "completion": "Red.", "id": "x"},
+        {"prompt": [{"role": "user", "content": asked}], "completion": [{"role": "assistant", "content": "Red."}]},
+        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": "Red."}]},
     ]
     for number, row in enumerate(rows):
         (tmp_path / f"{number}.jsonl").write_text(json.dumps(row) + "\n")
-    items = [*score.read(sorted(tmp_path.glob("*.jsonl"))), score.Item("", PROMPT, {"response": "Red."}, {})]
+    items = [*score.read(sorted(tmp_path.glob("*.jsonl"))), score.Item("", PROMPT, {"response": "Red."})]
     scored, _ = model.score(items)
-    assert [row.scores["response"] for row in scored] == pytest.approx([expected] * 5, abs=2e-5)
+    assert [row.scores["response"] for row in scored] == pytest.approx([expected] * 4, abs=2e-5)
 
 
 def test_pairs_that_share_a_prompt_are_no_independent_evidence():
@@ -149,7 +145,7 @@ def test_pairs_that_share_a_prompt_are_no_independent_evidence():
     margins = [1.0, 1.0, 1.0, 1.0, -1.0, -1.0]
 
     def accuracy(prompts: str) -> tuple[float, ...]:
-        items = [score.Item("x:1", PROMPT, pair, {}) for _ in prompts]
+        items = [score.Item("x:1", PROMPT, pair) for _ in prompts]
         rows = [
             score.ScoredItem(item, prompt, {"chosen": margin, "rejected": 0.0})
             for item, prompt, margin in zip(items, prompts, margins, strict=True)
@@ -172,7 +168,7 @@ def test_pairs_that_share_a_prompt_are_no_independent_evidence():
     ],
 )
 def test_what_cannot_be_scored_is_one_line(command, tmp_path, arguments, named):
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n{"prompt": "a"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
     code, _, err = command(*(argument.format(rows=tmp_path / "rows.jsonl") for argument in arguments))
     assert code and named in " ".join(err.split()) and "Traceback" not in err
 
@@ -183,7 +179,7 @@ def test_a_reward_model_that_is_not_there_is_named(command, tmp_path):
 
 
 def test_the_file_that_is_written_names_the_reward_model(model, trained, tmp_path):
-    scored, _ = model.score([score.Item("", PROMPT, {"response": answer}, {}) for answer in ANSWERS[:2]])
+    scored, _ = model.score([score.Item("", PROMPT, {"response": answer}) for answer in ANSWERS[:2]])
     score.write(scored, model.digest, tmp_path / "scores.jsonl")
     hashes = content_of(trained / "cpu-tiny/v1/rm/summary.json")["result_sha256"]
     named = {row["reward_model"] for row in read_intact_lines(tmp_path / "scores.jsonl")}
