@@ -5,8 +5,7 @@ one observation, their mean: those of one run, and those of runs that differ in 
 another choice of prompts; the differences of single seeds show what another seed does.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ from rlhf.terminal import wording
 COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*POLICIES, SFT, "base")
 FIGURES = ("kl_per_token", "perplexity", "response_length", "eos_rate", "rm/accuracy")  # of all answers together
 Answers = dict[str, list[Answer]]  # by prompt
-ValueOf = Callable[[Answer], float | None]
 
 
 class PolicyEvaluation(NamedTuple):
@@ -42,14 +40,13 @@ class PolicyEvaluation(NamedTuple):
     settings: Mapping[str, Any]
     details: Details
 
-    def values(self, value_of: ValueOf, seeds: Collection[int]) -> dict[str, float]:
-        """Return the mean of a value of these seeds' answers, by prompt, where some have it."""
+    def values(self, name: str, seeds: Collection[int]) -> dict[str, float]:
+        """Return the mean of what a judge or a reward function gave these seeds' answers, by prompt, where it did."""
         found: dict[str, list[float]] = {}
-        for prompt, answer in (
-            (p, answer) for seed in seeds for p, given in self.answers[seed].items() for answer in given
-        ):
-            if (known := value_of(answer)) is not None:
-                found.setdefault(prompt, []).append(known)
+        for seed in seeds:
+            for prompt, answers in self.answers[seed].items():
+                if known := [answer.given[name] for answer in answers if name in answer.given]:
+                    found.setdefault(prompt, []).extend(known)
         return {prompt: fmean(values) for prompt, values in found.items()}
 
     @property
@@ -82,10 +79,6 @@ class PolicyComparison(NamedTuple):
     other_prompts: int  # that only one of them answered
     settings: dict[str, tuple[Any, Any]]
     rows: list[FigureRow]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the comparison as plain JSON values."""
-        return self._asdict() | {"rows": [row._asdict() for row in self.rows]}
 
     def sentences(self) -> list[tuple[str, str]]:
         """Return what is known in words, for each figure with a verdict, and its kind: good, bad or ""."""
@@ -203,12 +196,11 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
             f"{a.name} and {b.name} share none of {len(a.prompts)} and {len(b.prompts)} held-out prompts; compare runs "
             "with the same data, seed and template"
         )
-    rows = _paired(a, b, "true_reward", lambda answer: answer.true_reward, comparable=True)
+    rows = _paired(a, b, "true_reward", "true_reward", comparable=True)
     for name, function in a.details.reward_functions.items():
-        same = function == b.details.reward_functions.get(name)
-        rows += _paired(a, b, f"reward_{name}", partial(_reward, name), comparable=same)
+        rows += _paired(a, b, f"reward_{name}", name, comparable=function == b.details.reward_functions.get(name))
     one_model = a.reward_models == b.reward_models and None not in a.reward_models.values()
-    rows += _paired(a, b, "score", lambda answer: answer.score, comparable=one_model)
+    rows += _paired(a, b, "score", "score", comparable=one_model)
     figures = [*FIGURES, *(key for key in {**a.metrics, **b.metrics} if key.endswith(NO_VERDICT))]
     rows += [row for key in figures for row in _figure(a, b, key)]
     own = {a.policy, b.policy} - (a.settings.keys() & b.settings.keys())  # a section that the other side does not have
@@ -216,33 +208,26 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
     return PolicyComparison(a.name, b.name, len(shared), len(a.prompts ^ b.prompts), differences(of_a, of_b), rows)
 
 
-def _paired(
-    a: PolicyEvaluation, b: PolicyEvaluation, key: str, value_of: ValueOf, *, comparable: bool
-) -> list[FigureRow]:
-    """Return the means of a value over the prompts of which both sides have it; nothing if there is none.
+def _paired(a: PolicyEvaluation, b: PolicyEvaluation, key: str, name: str, *, comparable: bool) -> list[FigureRow]:
+    """Return the means of what `name` gave over the prompts for which both sides have it; nothing if there is none.
 
     There is a difference only if the values are `comparable`.
     """
-    x, y = _shared(a, b, value_of, [*a.answers], [*b.answers])
+    x, y = _shared(a, b, name, [*a.answers], [*b.answers])
     if not x or not comparable:
         return [FigureRow(key, fmean(x), fmean(y))] if x else []
     interval = _ends(stats.paired_difference(x, y))
     seeds = [seed for seed in a.answers if seed in b.answers] if len(a.answers) > 1 else []
-    each = [(fmean(y), fmean(x)) for seed in seeds for x, y in [_shared(a, b, value_of, [seed], [seed])] if x]
+    each = [(fmean(y), fmean(x)) for seed in seeds for x, y in [_shared(a, b, name, [seed], [seed])] if x]
     by_seed = tuple(of_b - of_a for of_b, of_a in each)
     return [FigureRow(key, fmean(x), fmean(y), fmean(y) - fmean(x), interval, verdict(interval), by_seed)]
 
 
-def _reward(name: str, answer: Answer) -> float | None:
-    """Return what a reward function has given an answer."""
-    return answer.rewards.get(name)
-
-
 def _shared(
-    a: PolicyEvaluation, b: PolicyEvaluation, value_of: ValueOf, of_a: Collection[int], of_b: Collection[int]
+    a: PolicyEvaluation, b: PolicyEvaluation, name: str, of_a: Collection[int], of_b: Collection[int]
 ) -> tuple[list[float], list[float]]:
     """Return the values of both sides' seeds on the prompts of which both have one."""
-    x, y = a.values(value_of, of_a), b.values(value_of, of_b)
+    x, y = a.values(name, of_a), b.values(name, of_b)
     return [x[prompt] for prompt in x if prompt in y], [y[prompt] for prompt in x if prompt in y]
 
 
