@@ -40,8 +40,8 @@ def threads() -> int:
     return min(cores or allowed, allowed)
 
 
-def rates(recipe: Recipe, anew: bool = False) -> cards.Rates:
-    """Return what this machine does in a second for a recipe on a CPU: measured at the first call, or `anew`, and kept.
+def rates(recipe: Recipe) -> cards.Rates:
+    """Return what this machine does in a second for a recipe on a CPU: measured at the first call, and kept.
 
     The recipe has an architecture. They are kept beside predictions, for this processor and these threads.
     """
@@ -52,7 +52,7 @@ def rates(recipe: Recipe, anew: bool = False) -> cards.Rates:
     inner = shape.intermediate_size or shape.hidden_size
     key = content_hash([cpu_model(), many, shape.hidden_size, inner, package_version("torch")])
     file = cache_root() / "rates" / f"{key[:32]}.json"
-    known = None if anew else cache.read(file, RATES)
+    known = cache.read(file, RATES)
     if known is None:
         known = measure(shape.hidden_size, inner, many)
         cache.write(file, RATES, known)

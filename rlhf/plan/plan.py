@@ -64,7 +64,6 @@ class Plan:
     card_bytes: int | None
     cards: int
     price_per_hour: float | None  # dollars for one card
-    projection: JsonObject  # the rates and where they come from
     stages: dict[StageName, PlannedStage]
     row_lengths: str = ""  # where the lengths of rows come from, in words
     free_bytes: int | None = None  # for a recipe on a CPU, with what decides it in words
@@ -122,7 +121,6 @@ def plan_of(
         card_bytes=None if hardware.memory_gb is None else round(hardware.memory_gb * GB),
         cards=hardware.count,
         price_per_hour=price,
-        projection=measured._asdict() if measured else projection.basis(),
         stages={stage: _stage(loaded, stage, found, price, own, free) for stage, found in predicted.items()},
         row_lengths=_row_lengths(loaded.recipe, own),
         free_bytes=free.size if free else None,

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from peakmem import cards
-from rlhf.files import JsonObject
 from rlhf.plan.own_rows import Rows
 from rlhf.plan.padding import as_long_as_hh, mean_prompt, share_of_longest
 from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, Work
@@ -43,15 +42,6 @@ SPREAD = (0.8, 1.5)
 HOST_LAUNCH: dict[Trunk, float] = {"library": 26e-6, "lean": 38e-6}
 HH_PAIRS = 160_800  # of HH-RLHF's training split
 REHEARSED_DECODING = 2  # steps of each batch that is decoded in a rehearsal
-
-
-def basis() -> JsonObject:
-    """Return what projected hours rest on, for the plan as JSON."""
-    return {
-        "training": CALIBRATED._asdict(),
-        "training_interval": list(SPREAD),
-        "host_seconds_of_a_launch": {str(host): seconds for host, seconds in HOST_LAUNCH.items()},
-    }
 
 
 # -- a whole stage ----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def planned(
     stages: Mapping[StageName, PlannedStage], card_bytes: int | None = 25 * 10**9, price: float | None = None
 ) -> Plan:
     """The plan of these stages on one card."""
-    return Plan("r", "v1", False, "4090", card_bytes, 1, price, {}, dict(stages))
+    return Plan("r", "v1", False, "4090", card_bytes, 1, price, dict(stages))
 
 
 class Known(Predictor):

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
@@ -30,7 +30,6 @@ from rlhf.stages.runner import import_stage
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig
 
 MOST_ROWS = 8192  # of dialogues that are made for a few steps
 # Largest allowed difference in the share of sliding layers between the layers that are repeated and those that they
@@ -64,7 +63,11 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
 
 
 def _check_depth(recipe: Recipe) -> None:
-    """Raise UserError for a type that is not predicted, and where the first layers do not stand for the others."""
+    """Raise UserError for a type that is not predicted, and where the first layers do not stand for the others.
+
+    A sliding layer takes other memory than a full one where rows exceed the window, in proportion to their number, and
+    all of them share one mask, which must be there at both depths. Of layers with experts all but the first are alike.
+    """
     from rlhf.models.architecture import config_of
 
     architecture = recipe.model.architecture
@@ -74,47 +77,22 @@ def _check_depth(recipe: Recipe) -> None:
             f"memory of {architecture.model_type} models is not predicted: transformers' own generate samples from "
             "them, on any device alike; run the stages without a prediction"
         )
-    config = config_of(architecture)
-    if "mlp_only_layers" in architecture.others():
-        check_equal_layers(config)
-    check_windows(config, recipe.longest())
-
-
-def check_windows(config: "PreTrainedConfig", longest: int) -> None:
-    """Raise UserError where sliding layers come so irregularly that the first ones do not stand for all.
-
-    Only if rows, of up to `longest` tokens, exceed the window. Then a sliding layer takes other memory than a full one,
-    in proportion to their number, and all of them share one mask, which must be there at both depths.
-    """
+    config, (low, high) = config_of(architecture), DEPTHS
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None) or []
-    low, high = DEPTHS
     sliding = [kind == "sliding_attention" for kind in kinds]
-    if window is None or longest <= window or len(kinds) <= high or not any(sliding):
-        return
-    difference = abs(mean(sliding[low:high]) - mean(sliding[low:]))
-    if difference > MOST_UNLIKE or not any(sliding[:low]):
-        raise UserError(
-            f"memory is predicted from the first {high} layers, and here they do not stand for all {len(kinds)}, of "
-            f"which {sum(sliding)} have a sliding window. With rows of at most {window} tokens, the window, layers are "
-            f"alike: lower max_length, max_prompt_length or response_length, which admit {longest}; or run the stages "
-            "without a prediction"
-        )
-
-
-def check_equal_layers(config: "PreTrainedConfig") -> None:
-    """Raise UserError where the layers after the first are not alike, as memory is predicted from the first ones.
-
-    Nothing is allocated.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        layers: Any = AutoModelForCausalLM.from_config(config).get_decoder().layers
-    shapes = [sorted((name, tuple(weight.shape)) for name, weight in layer.named_parameters()) for layer in layers]
-    other = next((number for number, shape in enumerate(shapes) if number > 1 and shape != shapes[1]), None)
-    if other is not None:
-        raise UserError(f"memory of {config.model_type} models is not predicted where layers differ (1 and {other})")
+    if window is not None and recipe.longest() > window and len(kinds) > high and any(sliding):
+        difference = abs(mean(sliding[low:high]) - mean(sliding[low:]))
+        if difference > MOST_UNLIKE or not any(sliding[:low]):
+            raise UserError(
+                f"memory is predicted from the first {high} layers, and here they do not stand for all {len(kinds)}, "
+                f"of which {sum(sliding)} have a sliding window: shorten rows from {recipe.longest()} to {window} "
+                "tokens, or run the stages without a prediction"
+            )
+    if hasattr(config, "mlp_only_layers"):
+        later = range(1, config.num_hidden_layers)
+        dense = [n for n in later if n in config.mlp_only_layers or (n + 1) % config.decoder_sparse_step]
+        if dense and len(dense) < len(later):
+            raise UserError(f"memory is not predicted where layers differ: {dense} have no experts, others have")
 
 
 def _shallow(architecture: Architecture, layers: int) -> Changes:
@@ -208,7 +186,6 @@ class ShortRuns(ABC, Generic[PeakT]):
     def __init__(self, layers: int | None):
         self.layers = layers
         self._folder = tempfile.TemporaryDirectory(prefix="rlhf-plan-")
-        self._finished: set[tuple[str, str]] = set()  # (stage, recipe and hash of its adapters) that are there
 
     @abstractmethod
     def measure(self, recipe: Recipe, run_stage: StageFn) -> dict[str, PeakT]:
@@ -222,19 +199,15 @@ class ShortRuns(ABC, Generic[PeakT]):
         """Return the peaks of every phase of a stage."""
         changed = loaded.with_changes(rehearsal_changes(loaded.recipe, self.layers))
         shape = changed.recipe.model_dump(mode="json", include={"model", "lora"})
-        model_hash = content_hash(shape)
-        folder = Path(self._folder.name) / model_hash[:12]
+        # A folder for each recipe and shape of adapters.
+        folder = Path(self._folder.name) / content_hash([changed.name, changed.version, shape])[:12]
         policies = changed.recipe.policies() if stage == EVALUATE else []  # it measures all that are there
         needed = dict.fromkeys((*recipes.parents(changed.recipe, stage_name(stage)), *policies))
-        owner = f"{changed.name} {changed.version} {model_hash}"
-        missing = [name for name in needed if (name, owner) not in self._finished]
+        finished = ShortRun(folder, changed, stage).run_directory
+        missing = [name for name in needed if not (finished / name / SUMMARY).is_file()]
         if missing:
             self.make_parents(changed, missing, folder)
-        self._finished |= {(name, owner) for name in missing}
-        self._finished.discard((stage, owner))  # it is run in an empty folder, and may fail
-        peaks = self.run(changed, stage, folder)
-        self._finished.add((stage, owner))
-        return peaks
+        return self.run(changed, stage, folder)
 
     def run(self, changed: PinnedRecipe, stage: StageName, folder: Path) -> dict[str, PeakT]:
         """Run one stage, whose parents are there, and return its peaks."""
