@@ -1,4 +1,4 @@
-"""Facts about cards with their sources: memory, nominal rates, and what decides how much CUDA libraries allocate."""
+"""Facts about cards with their sources: memory, and what decides how much CUDA libraries allocate."""
 
 import re
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -16,22 +16,6 @@ class Gpu(NamedTuple):
     multiprocessors: int
 
 
-class Rates(NamedTuple):
-    """What a device does in a second, and where the figures are from: nominal rates of a card, or measured ones."""
-
-    flops: float  # operations of products; of a card bfloat16 with float32 accumulation, dense
-    bandwidth: float  # bytes per second
-    source: str
-    link: float | None = None  # bytes per second that it can receive from the others of its machine
-
-    def seconds(self, flops: float, moved: float) -> tuple[float, float]:
-        """Return the seconds of these operations and those of moving these bytes, on which all estimates of time rest.
-
-        Their sum is the time if one waits for the other, the larger one if both go on at once.
-        """
-        return flops / self.flops, moved / self.bandwidth
-
-
 class Memory(NamedTuple):
     """Memory of a card, and where the figure is from."""
 
@@ -40,97 +24,30 @@ class Memory(NamedTuple):
 
 
 class Card(NamedTuple):
-    """What is known about the card, or the cards of one machine, that a recipe's hardware.name stands for."""
+    """What is known about a card."""
 
     words: str  # its name as it is sold
-    gpu: Gpu  # from the same papers as the rates
-    rates: Rates | None = None
-    memory: Memory | None = None  # what nvidia-smi shows; `rlhf new --card` takes the names of cards that have it
+    gpu: Gpu  # from NVIDIA's papers
+    memory: Memory | None = None  # what nvidia-smi shows
 
 
-_H100_PCIE, _H100_SXM = Gpu((9, 0), 114), Gpu((9, 0), 132)
-UNKNOWN = _H100_SXM  # with the largest workspaces, and where 4-bit weights are unpacked soonest
-_ADA_4090 = Gpu((8, 9), 128)
-_PAPER_4090 = "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"
-RATES_4090 = Rates(165.2e12, 1.008e12, _PAPER_4090)
+UNKNOWN = Gpu((9, 0), 132)  # an H100 SXM, with the largest workspaces, and where 4-bit weights are unpacked soonest
 
-CARDS = {  # by the recipe's hardware.name: `h100` is the PCIe card, `8xh100` SXM
-    "4090": Card("RTX 4090", _ADA_4090, RATES_4090, Memory(25.7, "24,564 MiB")),
-    "2x4090": Card(
-        "RTX 4090",
-        _ADA_4090,
-        RATES_4090._replace(
-            source=f"{_PAPER_4090}; PCIe 4.0 x16 in one direction: 16 lanes of 16 GT/s, 128b/130b", link=31.5e9
-        ),
-    ),
-    "h100": Card(
-        "H100",
-        _H100_PCIE,
-        Rates(756e12, 2.0e12, "NVIDIA H100 data sheet, PCIe (half of the rate with sparsity)"),
-        Memory(85.5, "81,559 MiB"),
-    ),
-    "8xh100": Card(
-        "H100 SXM",
-        _H100_SXM,
-        Rates(
-            989.5e12,
-            3.35e12,
-            "NVIDIA H100 data sheet, SXM (half of the rates with sparsity, NVLink of both directions)",
-            450e9,
-        ),
-    ),
-    "h200": Card(
-        "H200",
-        _H100_SXM,
-        Rates(989.5e12, 4.8e12, "NVIDIA H200 data sheet, SXM (half of the rate with sparsity)"),
-        Memory(150.7, "143,771 MiB"),
-    ),
-    # Turing multiplies float16 on its tensor cores, and has no bfloat16 (`lacks_bfloat16`).
-    "t4": Card(
-        "Tesla T4",
-        Gpu((7, 5), 40),
-        Rates(65e12, 320e9, "NVIDIA T4 data sheet, float16"),
-        Memory(15.6, "14,912 MiB that CUDA shows of 16 GB"),
-    ),
-    "a100": Card(
-        "A100",
-        Gpu((8, 0), 108),
-        Rates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM"),
-        Memory(85.9, "81,920 MiB"),
-    ),
-    "3060": Card(
-        "RTX 3060",
-        Gpu((8, 6), 28),
-        Rates(25.5e12, 360e9, "NVIDIA GeForce RTX 3060 12 GB; the 3090's matrix rate by units and boost clock"),
-        Memory(12.8, "12,288 MiB"),
-    ),
-    "3090": Card(
-        "RTX 3090",
-        Gpu((8, 6), 82),
-        Rates(71e12, 936e9, "NVIDIA Ampere GA102 GPU architecture white paper, GeForce RTX 3090"),
-        Memory(25.7, "24,576 MiB"),
-    ),
-    "4080": Card(
-        "RTX 4080",
-        Gpu((8, 9), 76),
-        Rates(97.5e12, 716.8e9, "NVIDIA Ada GPU architecture white paper, GeForce RTX 4080"),
-        Memory(17.1, "16,376 MiB"),
-    ),
-    "l40s": Card(
-        "L40S",
-        Gpu((8, 9), 142),
-        Rates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)"),
-        Memory(48.3, "46,068 MiB"),
-    ),
-    "5090": Card(
-        "RTX 5090",
-        Gpu((12, 0), 170),
-        Rates(209.5e12, 1.792e12, "NVIDIA RTX Blackwell GPU architecture white paper, GeForce RTX 5090"),
-        Memory(34.1, "32,607 MiB"),
-    ),
+CARDS = {
+    "4090": Card("RTX 4090", Gpu((8, 9), 128), Memory(25.7, "24,564 MiB")),
+    "h100": Card("H100", Gpu((9, 0), 114), Memory(85.5, "81,559 MiB")),  # PCIe
+    "h100-sxm": Card("H100 SXM", Gpu((9, 0), 132)),
+    "h200": Card("H200", Gpu((9, 0), 132), Memory(150.7, "143,771 MiB")),
+    "t4": Card("Tesla T4", Gpu((7, 5), 40), Memory(15.6, "14,912 MiB that CUDA shows of 16 GB")),
+    "a100": Card("A100", Gpu((8, 0), 108), Memory(85.9, "81,920 MiB")),
+    "3060": Card("RTX 3060", Gpu((8, 6), 28), Memory(12.8, "12,288 MiB")),
+    "3090": Card("RTX 3090", Gpu((8, 6), 82), Memory(25.7, "24,576 MiB")),
+    "4080": Card("RTX 4080", Gpu((8, 9), 76), Memory(17.1, "16,376 MiB")),
+    "l40s": Card("L40S", Gpu((8, 9), 142), Memory(48.3, "46,068 MiB")),
+    "5090": Card("RTX 5090", Gpu((12, 0), 170), Memory(34.1, "32,607 MiB")),
 }
 
-# Cards without rates here: compute capability and multiprocessors from NVIDIA's data sheets, memory as it is sold.
+# Compute capability and multiprocessors from NVIDIA's data sheets, memory as it is sold.
 _GIB = 2**30 / 1e9
 OTHERS = {
     name: Card(words, Gpu(capability, multiprocessors), memory=Memory(gib * _GIB, f"{gib} GiB as sold"))
@@ -202,38 +119,6 @@ def named(text: str) -> Card:
     return Card(f"card with {gb:g} GB", UNKNOWN, memory=Memory(gb, "as given"))
 
 
-def _card(hardware: str) -> Card | None:
-    """Return the card of a recipe's hardware.name, of which there may be several; None for an unlisted name."""
-    return CARDS.get(hardware) or CARDS.get(re.sub(r"^\d+x", "", hardware))
-
-
-def gpu_of(hardware: str) -> Gpu:
-    """Return the GPU of a recipe's hardware.name: `2xh100` are two of `h100`; an unlisted name is `UNKNOWN`."""
-    card = _card(hardware)
-    return card.gpu if card else UNKNOWN
-
-
-def rates_of(hardware: str) -> Rates | None:
-    """Return the nominal rates of a recipe's hardware.name; None where they are not known.
-
-    Several cards need a name of their own here, because their rates include the link between them.
-    """
-    card = CARDS.get(hardware)
-    return card.rates if card else None
-
-
-def lacks_bfloat16(hardware: str) -> str | None:
-    """Return why a recipe's hardware.name cannot compute in bfloat16; None if it can, or is not known.
-
-    Tensor cores multiply bfloat16 from compute capability 8.0 on; older cards convert each number to float32.
-    """
-    card = _card(hardware)
-    if card is None or card.gpu.capability >= (8, 0):
-        return None
-    major, minor = card.gpu.capability
-    return f"a {card.words} does not compute in bfloat16: its compute capability is {major}.{minor}, and 8.0 is needed"
-
-
 def unpacks_4bit(gpu: Gpu, dtype: "torch.dtype", rows: int, out: int, inner: int) -> bool:
     """Return whether bitsandbytes unpacks a whole 4-bit weight (out, inner) to multiply `rows` inputs with it.
 
@@ -244,13 +129,12 @@ def unpacks_4bit(gpu: Gpu, dtype: "torch.dtype", rows: int, out: int, inner: int
     return bitsandbytes.unpacks_4bit(gpu, dtype, rows, out, inner)
 
 
-def workspace(card: str | tuple[int, int]) -> int:
-    """Return the bytes of one cuBLAS workspace on a card, given by hardware.name or by compute capability.
+def workspace(gpu: Gpu) -> int:
+    """Return the bytes of one cuBLAS workspace on a card.
 
     torch allocates one for each pair of a cuBLAS handle, of which every thread has its own, and a stream, and keeps it:
     32 MiB on Hopper and Blackwell, `:4096:2:16:8` on others (aten/src/ATen/cuda/CublasHandlePool.cpp,
     parseChosenWorkspaceSize; CUBLAS_WORKSPACE_CONFIG changes it). cuBLASLt, which `addmm` with a bias may use, works in
     the same memory unless TORCH_CUBLASLT_UNIFIED_WORKSPACE=0.
     """
-    capability = card if isinstance(card, tuple) else gpu_of(card).capability
-    return LARGE_WORKSPACE if capability[0] >= 9 else SMALL_WORKSPACE
+    return LARGE_WORKSPACE if gpu.capability[0] >= 9 else SMALL_WORKSPACE

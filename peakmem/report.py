@@ -110,7 +110,7 @@ class Prediction:
     def write_snapshot(self, file: Path) -> None:
         """Write the run as torch.cuda.memory._dump_snapshot would on a card; pytorch.org/memory_viz shows it."""
         made = [self.record.made[source] for source in self.sources]
-        snapshot.write(file, self.events, made, _expandable(), cards.workspace(self.card.gpu.capability))
+        snapshot.write(file, self.events, made, _expandable(), cards.workspace(self.card.gpu))
 
 
 def of_run(card: cards.Card, record: Record) -> Prediction:
@@ -141,7 +141,7 @@ def _prediction(
 ) -> Prediction:
     if not any(event.storage is not None for event in events):
         raise NotPredicted("the program has put nothing on the card; does it say `cuda`?")
-    phases = replay(events, _expandable(), cards.workspace(card.gpu.capability))
+    phases = replay(events, _expandable(), cards.workspace(card.gpu))
     alive, phase = _alive_at_peak(events)
     parts: Counter[str] = Counter()
     groups: dict[tuple[Made, str], list[int]] = {}

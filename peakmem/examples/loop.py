@@ -42,7 +42,9 @@ def main() -> None:
     """Print the peak of each phase, and what is alive at the highest."""
     shallow, deeper = run(2), run(4)
     deep = deepen(shallow.events(), deeper.events(), LAYERS)
-    for name, phase in replay(deep.events, expandable=False, workspace=cards.workspace("4090")).items():
+    for name, phase in replay(
+        deep.events, expandable=False, workspace=cards.workspace(cards.CARDS["4090"].gpu)
+    ).items():
         print(f"{name or 'whole':<10} {phase.allocated / 1e9:.3f} GB allocated, {phase.reserved / 1e9:.3f} reserved")
     for component, size in highest_at_depth(deep, LAYERS, deeper.components())[""].items():
         print(f"  {component:<12} {size / 1e9:.3f} GB")

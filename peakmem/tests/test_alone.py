@@ -60,7 +60,7 @@ def run(layers):
 two, four = run(2), run(4)
 deep = deepen(two.events(), four.events(), 12)
 assert [e.bytes for e in deep.events] == [e.bytes for e in run(12).events()]
-whole = replay(deep.events, False, cards.workspace("4090"))[""]
+whole = replay(deep.events, False, cards.workspace(cards.CARDS["4090"].gpu))[""]
 highest = highest_at_depth(deep, 12, four.components())
 assert sum(highest[""].values()) > sum(four.peaks()[""].highest.values())
 assert whole.reserved >= whole.allocated > 0

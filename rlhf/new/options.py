@@ -9,6 +9,7 @@ from peakmem import cards
 from rlhf.errors import OptionError
 from rlhf.plan import machine
 from rlhf.plan.fit import USABLE
+from rlhf.plan.hardware import lacks_bfloat16
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import TrainingName
 from rlhf.recipe.schema_online import MODEL_REWARD
@@ -45,12 +46,12 @@ def card_of(text: str) -> ChosenCard:
     name = text.lower()
     if name == "cpu":
         return ChosenCard("cpu", round(machine.free_bytes() / GB, 2), machine.threads())
-    if reason := cards.lacks_bfloat16(name):
+    if reason := lacks_bfloat16(name):
         raise OptionError(f"--card {text}: {reason}, as a new recipe does")
     if name in KNOWN_CARDS:
         return KNOWN_CARDS[name]
     if (size := size_in_bytes(text)) is None:
-        known = ", ".join(known for known in KNOWN_CARDS if not cards.lacks_bfloat16(known))
+        known = ", ".join(known for known in KNOWN_CARDS if not lacks_bfloat16(known))
         raise OptionError(f"--card {text}: name a size with its unit, for example 24GB, or one of {known}, or cpu")
     return ChosenCard(re.sub(r"\s", "", name), round(size / GB, 2))
 

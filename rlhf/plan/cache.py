@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from peakmem import cards
 from rlhf.files import cache_root, replacing, sha256
+from rlhf.plan.hardware import Rates, gpu_of
 from rlhf.plan.phases import RehearsedStage
 from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import PinnedRecipe, StageName
@@ -19,7 +20,7 @@ from rlhf.terminal import say
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 NOT_REHEARSED = ("cli", "commands", "plan", "rating", "report")  # parts of rlhf; of `plan`, a rehearsal runs some
 REHEARSED = TypeAdapter(RehearsedStage)
-Answer = TypeVar("Answer", RehearsedStage, cards.Rates)
+Answer = TypeVar("Answer", RehearsedStage, Rates)
 
 
 def file_of(loaded: PinnedRecipe, name: StageName) -> Path:
@@ -32,7 +33,7 @@ def file_of(loaded: PinnedRecipe, name: StageName) -> Path:
     roles = [loaded.recipe.start, *(loaded.recipe.policies() if name == EVALUATE else [])]
     hardware = loaded.recipe.hardware.model_dump(mode="json", exclude={"name", "memory_gb", "threads"})
     device = loaded.recipe.hardware.device
-    card = cards.gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
+    card = gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
     versions = [package_version(package) for package in PACKAGES]
     key = content_hash([recipe, roles, hardware, card, allocator, name, _code_hash(), versions])

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import psutil
 from pydantic import TypeAdapter
 
-from peakmem import cards
 from rlhf.files import cache_root
 from rlhf.plan import cache
+from rlhf.plan.hardware import Rates
 from rlhf.process import memory
 from rlhf.recipe import Recipe, StageName
 from rlhf.recipe.pinned import content_hash
@@ -21,7 +21,7 @@ from rlhf.terminal.wording import GB
 LIBRARIES = 1_000_000_000
 SECONDS = 1.0  # that each rate is measured for
 COPIED = 128 * 2**20  # bytes: more than a processor's cache
-RATES = TypeAdapter(cards.Rates)
+RATES = TypeAdapter(Rates)
 
 
 def free_bytes(processes: int = 1) -> int:
@@ -40,7 +40,7 @@ def threads() -> int:
     return min(cores or allowed, allowed)
 
 
-def rates(recipe: Recipe) -> cards.Rates:
+def rates(recipe: Recipe) -> Rates:
     """Return what this machine does in a second for a recipe on a CPU: measured at the first call, and kept.
 
     The recipe has an architecture. They are kept beside predictions, for this processor and these threads.
@@ -59,12 +59,12 @@ def rates(recipe: Recipe) -> cards.Rates:
     return known
 
 
-def speed(measured: cards.Rates) -> str:
+def speed(measured: Rates) -> str:
     """Return rates of this machine in words."""
     return f"{measured.flops / 1e9:.3g} GFLOP/s in float32 products, {measured.bandwidth / GB:.3g} GB/s in copies"
 
 
-def measure(width: int, inner: int, many: int) -> cards.Rates:
+def measure(width: int, inner: int, many: int) -> Rates:
     """Return the rates of products of 512 rows with a matrix (width, inner), and of copies, on so many threads.
 
     They are those of a machine without other work: CPU time is what counts.
@@ -79,7 +79,7 @@ def measure(width: int, inner: int, many: int) -> cards.Rates:
         target = torch.empty_like(source)
         products = 2 * 512 * width * inner / _seconds(lambda: rows @ matrix, many)
         copied = 2 * COPIED / _seconds(lambda: target.copy_(source), many)
-        return cards.Rates(products, copied, "measured, in float32")
+        return Rates(products, copied, "measured, in float32")
     finally:
         torch.set_num_threads(before)
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from peakmem import cards
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
+from rlhf.plan import hardware as listed
 from rlhf.plan import machine, padding, projection, ranks
 from rlhf.plan.fit import Fit
 from rlhf.plan.own_rows import OwnRows, read_rows
@@ -77,7 +77,7 @@ class Plan:
 
 def check_type(recipe: Recipe) -> None:
     """Raise UserError if the recipe computes in bfloat16 on a card that does not."""
-    reason = cards.lacks_bfloat16(recipe.hardware.name) if recipe.model.dtype == "bfloat16" else None
+    reason = listed.lacks_bfloat16(recipe.hardware.name) if recipe.model.dtype == "bfloat16" else None
     if reason:
         raise UserError(f"hardware.name: {recipe.hardware.name}: {reason}: use model.dtype: float32, or another card")
 
@@ -208,10 +208,10 @@ def server_bytes(recipe: Recipe, stage: StageName) -> int:
     return bytes_on_card(recipe, options)
 
 
-def rates_of(recipe: Recipe) -> cards.Rates | None:
+def rates_of(recipe: Recipe) -> listed.Rates | None:
     """Return what the recipe's hardware does in a second: its card by name, or this machine, measured."""
     if recipe.hardware.device != "cpu":
-        return cards.rates_of(recipe.hardware.name)
+        return listed.RATES.get(recipe.hardware.name)
     return machine.rates(recipe) if recipe.model.architecture else None
 
 

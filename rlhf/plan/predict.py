@@ -10,6 +10,7 @@ from types import TracebackType
 
 from peakmem import cards
 from rlhf.plan import cache, ranks
+from rlhf.plan.hardware import gpu_of
 from rlhf.plan.lines import at_depth, with_inner
 from rlhf.plan.phases import (
     ON_HOST,
@@ -136,7 +137,7 @@ def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
     if recipe.hardware.device != "cuda" or stage in ON_HOST:
         return 0
     threads = 2 if stage in TRAINING_STAGES else 1
-    return (threads + phase.endswith("decode")) * cards.workspace(recipe.hardware.name)
+    return (threads + phase.endswith("decode")) * cards.workspace(gpu_of(recipe.hardware.name))
 
 
 def _start_worker() -> "subprocess.Popen[bytes]":

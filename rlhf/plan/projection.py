@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from peakmem import cards
+from rlhf.plan.hardware import Rates
 from rlhf.plan.own_rows import Rows
 from rlhf.plan.padding import as_long_as_hh, mean_prompt, share_of_longest
 from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS, PredictedStage, Work
@@ -63,7 +63,7 @@ class StageWork(NamedTuple):
     decoded_launches: float = 0.0  # by the card itself, where a step is a captured graph
     trunk: Trunk = "library"  # what launches the phases
 
-    def seconds(self, rates: cards.Rates) -> float:
+    def seconds(self, rates: Rates) -> float:
         """Return projected seconds. Those of a phase are the host's where the card waits for it.
 
         The three parts of a phase come one after another. Decoding takes the time of reading and of launches alone.
@@ -73,8 +73,8 @@ class StageWork(NamedTuple):
         return sum(on_card) + _on_card(PhaseWork(0, self.decoded_bytes, self.decoded_launches), rates)
 
 
-def _on_card(work: PhaseWork, rates: cards.Rates) -> float:
-    products, memory = rates.seconds(work.flops, work.moved)
+def _on_card(work: PhaseWork, rates: Rates) -> float:
+    products, memory = work.flops / rates.flops, work.moved / rates.bandwidth
     return products * CALIBRATED.products + memory * CALIBRATED.memory + work.launched * CALIBRATED.launch
 
 

@@ -1,6 +1,7 @@
 """The weights of a decoder's layers by recipe: shapes, numbers, and bytes in the form in which they are read."""
 
 from peakmem import cards
+from rlhf.plan.hardware import gpu_of
 from rlhf.plan.phases import PredictionError
 from rlhf.recipe import Recipe, StageName
 from rlhf.recipe.model_types import LLAMA_LAYERS
@@ -72,7 +73,7 @@ def unpacked_bytes(recipe: Recipe, rows: int) -> int:
     import_bitsandbytes()
     import torch
 
-    gpu = cards.gpu_of(recipe.hardware.name)
+    gpu = gpu_of(recipe.hardware.name)
     sizes = [
         inputs * outputs
         for inputs, outputs in linear_layers(recipe).values()

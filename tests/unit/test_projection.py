@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from peakmem import cards
 from rlhf import recipe
 from rlhf.cli import plan as tables
 from rlhf.plan import padding, plan, projection
+from rlhf.plan.hardware import RATES, Rates
 from rlhf.plan.phases import PredictedStage
 from rlhf.plan.rehearsal import short_runs
 from rlhf.recipe.schema import Sft
@@ -114,20 +114,18 @@ def projected(price: float | None = None) -> plan.StageTime | None:
 
 
 def test_hours_fall_with_the_card_s_rate(monkeypatch):
-    card = cards.CARDS["4090"]
-    rates = card.rates
-    assert rates
+    rates = RATES["4090"]
     once = projected()
-    monkeypatch.setitem(cards.CARDS, "4090", card._replace(rates=rates._replace(flops=rates.flops / 4)))
+    monkeypatch.setitem(RATES, "4090", rates._replace(flops=rates.flops / 4))
     slower = projected()
     assert once and slower
     assert slower.projected_hours == pytest.approx(4 * once.projected_hours)
     assert once.projected_hours == pytest.approx(8320 / rates.flops / 3600 * projection.CALIBRATED.products)
-    monkeypatch.setitem(cards.CARDS, "4090", card._replace(rates=None))
+    monkeypatch.delitem(RATES, "4090")
     assert projected(1.0) is None
 
 
-CARD = cards.Rates(1000.0, 10.0, "")
+CARD = Rates(1000.0, 10.0, "")
 
 
 def test_decoding_is_limited_by_bandwidth():
@@ -140,12 +138,10 @@ def test_decoding_is_limited_by_bandwidth():
 def test_steps_that_an_h200_measured_lie_in_the_interval(variant, operations):
     """None of them was fitted to. Measured over projected: 0.92 to 0.99."""
     (file,) = (ROOT / "results/h100-mistral-7b/v2/nvidia-h200/gpu").glob("*_decoding.json")
-    card = cards.CARDS["h200"].rates
-    assert card
     for rows in json.loads(file.read_text())["measured"]["rows"].values():
         step = rows["variants"][variant]
         seconds, (low, high) = step["step_seconds"]["median"], projection.SPREAD
-        assert low < seconds / projection.StageWork([], step["bytes_read"], operations).seconds(card) < high
+        assert low < seconds / projection.StageWork([], step["bytes_read"], operations).seconds(RATES["h200"]) < high
 
 
 @pytest.mark.parametrize(("host", "seconds"), [("library", 26.0), ("lean", 38.0)])

@@ -10,6 +10,7 @@ from peakmem import NotPredicted, cards, deepen, events, highest_at_depth, repla
 from rlhf.models.adapters import new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.weights import SCORE_WEIGHT
+from rlhf.plan.hardware import gpu_of
 from rlhf.plan.phases import DEPTHS, ON_HOST, PHASES, Event, Peak, RehearsedStage, Reserved
 from rlhf.plan.rehearsal.paths import patches
 from rlhf.plan.rehearsal.short_runs import ShortRun, ShortRuns, StageFn
@@ -59,7 +60,7 @@ def stand_in_of(recipe: Recipe) -> CountingStandIn:
     """Return the device that is stood in for where this recipe, which has an architecture, is rehearsed."""
     architecture, hardware = recipe.model.architecture, recipe.hardware
     assert architecture and architecture.vocab_size
-    gpu = cards.gpu_of(hardware.name)
+    gpu = gpu_of(hardware.name)
     return CountingStandIn(hardware.device, PHASES, architecture.vocab_size, gpu, patches)
 
 
@@ -81,7 +82,7 @@ class RehearsalsAtDepths:
             deep = deepen(shallow.events, deeper.events, layers)
         except NotPredicted:
             return RehearsedStage(peaks, None)
-        reserved = with_captures(deep.events, expandable, cards.workspace(hardware.name))
+        reserved = with_captures(deep.events, expandable, cards.workspace(gpu_of(hardware.name)))
         return RehearsedStage(peaks, reserved, highest_at_depth(deep, layers, deeper.components))
 
 
