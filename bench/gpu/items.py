@@ -420,7 +420,7 @@ def shared_base(one: Measurement) -> tuple[SharedBase, DialogueTokenizer]:
     model = new_adapter(base, loaded.recipe.lora)
     save_adapter(model, run.base.model.revision, folder)
     lean = loaded.recipe.hardware.trunk == "lean"
-    shared = SharedBase(model.unload(), dict.fromkeys(ROLES, run.path), trainable=("policy", "value"), lean=lean)
+    shared = SharedBase(model.unload(), dict.fromkeys(ROLES, folder), trainable=("policy", "value"), lean=lean)
     shared.roles.activate("policy")
     return shared, load_tokenizer(run.base)
 

@@ -16,7 +16,7 @@ from rlhf.data.batch import Rollout, collate
 from rlhf.data.formats import AS_THEY_ARE
 from rlhf.data.tokenize import DialogueTokenizer, words
 from rlhf.data.worlds import lengths
-from rlhf.models.lean.packed import Packed, pieces_of, places_of
+from rlhf.models.lean.packed import Packed, pieces_of
 from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout.decoding import draw_tokens
 
@@ -106,7 +106,7 @@ def test_pack_rows_without_padding(benchmark: BenchmarkFixture) -> None:
 
     def packed() -> Tensor:
         pieces, _ = pieces_of(rollout.lengths)
-        return Packed(tables, places_of(rollout.ids.shape[1], pieces)).join(rollout.ids)
+        return Packed(tables, rollout.ids.shape[1], pieces).join(rollout.ids)
 
     joined = benchmark(packed)
     lengths = rollout.lengths

@@ -59,12 +59,9 @@ def talk(speaker: chatting.Speaker, lines: Iterable[str], temperature: float, to
         if text in ("", "/new"):
             continue
         messages.append(Message("user", text))
-        answer = ""
-        for piece in speaker.answer(messages, temperature, tokens):
-            print(piece if answer else piece.lstrip(), end="", flush=True)
-            answer += piece if answer else piece.lstrip()  # a transcript puts a space before an answer
+        answer = speaker.answer(messages, temperature, tokens, lambda piece: print(piece, end="", flush=True))
         print()
-        messages.append(Message("assistant", answer.strip()))
+        messages.append(Message("assistant", answer))
 
 
 def _lines() -> Iterator[str]:

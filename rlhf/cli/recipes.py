@@ -53,9 +53,7 @@ def fetch(choice: Choice) -> None:
         return
     with quiet_libraries():
         for found in fetching.fetch(loaded.recipe):
-            kind, name, revision, folder, _ = found.repository
             of_rows = "" if found.rows is None else f", {found.rows:,} rows"
-            licence = found.licence + (", gated" if found.gated else "")
-            what = f"{kind} {name}{f'/{folder}' if folder else ''} at {revision[:12]}"
+            what = f"{found.kind} {found.name} at {found.revision[:12]}"
             size = f"{found.files} files, {found.bytes / 1e9:.2f} GB{of_rows}"
-            screen.OUT.print(f"{what}: {size}, {licence}; {found.folder}", soft_wrap=True)
+            screen.OUT.print(f"{what}: {size}, {found.licence}; {found.folder}", soft_wrap=True)

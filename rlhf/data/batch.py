@@ -29,22 +29,6 @@ class Lengths(NamedTuple):
         )
 
 
-class Places(NamedTuple):
-    """Where the tokens of rows lie that are joined into one: `places_of` in rlhf/models/lean/packed.py makes it.
-
-    Numbers of pieces of rows, in two tensors, so that few copies move them to a device.
-    """
-
-    numbers: Tensor  # int64, one list after the other: tokens, positions, selected tokens, keys, slots of responses
-    bounds: Tensor  # (3, pieces + 1) int32: where pieces begin among the tokens, the selected ones and the keys
-    counts: tuple[int, ...]  # of the five lists
-    longest: tuple[int, ...]  # no piece has more tokens, selected ones or keys
-
-    def to(self, device: torch.device) -> "Places":
-        """Return the same with its tensors on a device."""
-        return self._replace(numbers=on_device(self.numbers, device), bounds=on_device(self.bounds, device))
-
-
 @dataclass(frozen=True)
 class Rollout:
     """B prompts with their responses, in rows of T tokens; R slots for the tokens of a response."""

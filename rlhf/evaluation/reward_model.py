@@ -9,7 +9,7 @@ from rlhf.data.tokenize import Encoded, pad_right
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe.stages import RM, SECOND_RM, RewardModelName, ScoreRole
 from rlhf.run.directory import StageRun
-from rlhf.run.layout import SUMMARY
+from rlhf.run.layout import ADAPTER, SUMMARY
 from rlhf.stats import calibration_error, outcomes, sigmoid
 
 HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward model's scores after a sigmoid
@@ -22,7 +22,7 @@ def add_reward_models(shared: SharedBase, run: StageRun) -> None:
     """Add the finished reward models that the recipe has, each as its role, with its head."""
     for stage, role in SCORE_ROLES.items():
         if run.loaded.recipe.section(stage) is not None and (run.parents.folder(stage) / SUMMARY).exists():
-            shared.add_reward(run.parents.folder(stage), role)
+            shared.add_reward(run.parents.folder(stage) / ADAPTER, role)
 
 
 def scores_of(

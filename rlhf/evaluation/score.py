@@ -16,6 +16,7 @@ from rlhf.recipe.schema import Rm
 from rlhf.recipe.stages import EVALUATE, PRETRAIN, RM, SFT
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, reward_model_digest
+from rlhf.run.layout import ADAPTER
 from rlhf.terminal import say
 
 
@@ -54,10 +55,9 @@ class ScoredItem(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """The run whose reward model scores, and the directories of its finished stages."""
+    """The run whose reward model scores, and the directory of the stage that trained it."""
 
     run: StageRun
-    sft: Path | None  # None in a recipe without SFT
     rm: Path
 
 
@@ -68,10 +68,11 @@ def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
     """
     run = StageRun(out, loaded, EVALUATE)
     rm = run.parents.require(RM)
-    sft = run.parents.require(SFT) if loaded.recipe.sft else None
+    if loaded.recipe.sft:
+        run.parents.require(SFT)
     if loaded.recipe.pretrain:
         run.parents.require(PRETRAIN)
-    return Stages(run, sft, rm)
+    return Stages(run, rm)
 
 
 class RewardModel:
@@ -92,8 +93,8 @@ class RewardModel:
         self.digest = digest  # names the reward model in output files
         device = set_up_torch(recipe)
         self.tokenizer = load_tokenizer(run.base)
-        self.shared = SharedBase(load_base(run.base, device), {"reference": stages.sft})
-        self.shared.add_reward(stages.rm)
+        self.shared = SharedBase(load_base(run.base, device), {"reference": run.parents.start()})
+        self.shared.add_reward(stages.rm / ADAPTER)
 
     def score(self, items: Sequence[Item]) -> tuple[list[ScoredItem], dict[str, int]]:
         """Return each item with its answers' raw scores, and the numbers of prompts and responses that were cut.

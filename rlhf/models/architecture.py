@@ -9,7 +9,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.models.dropout import is_dropout, without_dropout
 from rlhf.recipe.schema_model import Architecture
 from rlhf.terminal import message_of
 
@@ -27,28 +26,12 @@ UNDECLARED = {
 }
 # Keys of a config.json that say nothing about the shape of a layer, or that this project decides itself.
 IRRELEVANT = {
-    "transformers_version",
-    "architectures",
-    "output_hidden_states",
-    "output_attentions",
-    "return_dict",
-    "dtype",
-    "torch_dtype",
-    "id2label",
-    "label2id",
-    "problem_type",
-    "use_cache",
-    "is_encoder_decoder",
-    "chunk_size_feed_forward",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "pretraining_tp",
-    "initializer_range",
-    "auto_map",
-    "_name_or_path",
-    "model_type",
+    *PreTrainedConfig().to_dict(),  # keys that every type has
+    *("torch_dtype", "use_cache", "pretraining_tp", "initializer_range", "auto_map"),
+    *("pad_token_id", "bos_token_id", "eos_token_id"),
 }
+# In the names of settings that act in training alone: attention_dropout, embd_pdrop, layerdrop, router_jitter_noise.
+NOISE = ("drop", "jitter")
 
 
 def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
@@ -119,7 +102,7 @@ def architecture_of(config: Mapping[str, Any]) -> JsonObject:
     others = {
         key: value
         for key, value in actual.to_dict().items()
-        if key not in IRRELEVANT | required.keys() and key in known and value != plain.get(key) and not is_dropout(key)
+        if key not in IRRELEVANT | required.keys() and key in known and value != plain.get(key) and not _is_noise(key)
     }
     return {"model_type": kind, **required, **others}
 
@@ -134,6 +117,25 @@ def shape_differences(architecture: Architecture, config: PreTrainedConfig) -> d
     if actual.get("num_key_value_heads", 0) is None:  # as many as there are heads of queries
         actual["num_key_value_heads"] = config.num_attention_heads
     return {key: value for key, value in actual.items() if value != getattr(expected, key, None)}
+
+
+def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Set every dropout of a configuration and of those inside it to 0, in place; return the configuration.
+
+    A forward pass in training is then the one that evaluates and samples. A ratio of new to old probabilities, DPO's
+    step from its reference and a critic's error compare two passes: dropout in the base would make them noise before
+    the first update. The only dropout is that of SFT's adapters, `lora.lora_dropout`.
+    """
+    for key, value in list(vars(config).items()):
+        if isinstance(value, PreTrainedConfig):
+            without_dropout(value)
+        elif _is_noise(key) and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, key, type(value)(0))
+    return config
+
+
+def _is_noise(key: str) -> bool:
+    return any(part in key for part in NOISE)
 
 
 def _keys_of(kind: str) -> set[str]:

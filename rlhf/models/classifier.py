@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding, PreTrainedConfig
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.auto.modeling_auto import (
@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
 
 from rlhf.errors import UserError
 from rlhf.models import folders
+from rlhf.models.nf4 import nf4_config
 from rlhf.models.weights import check_finite
 from rlhf.run.packages import install_command, require
 from rlhf.terminal import message_of
@@ -65,12 +66,8 @@ class Classifier:
     def __init__(self, name: str, revision: str | None, device: str, packed: bool = False):
         """`packed`: linear layers in NF4 with double quantization."""
         self.device = torch.device(device)
-        options: dict[str, Any] = {}
         if packed:
             require(["bitsandbytes"], "reward_model: quantization='nf4'", install_command("gpu"))
-            from rlhf.models.nf4 import packing
-
-            options["quantization_config"] = packing(torch.bfloat16)
         if Path(name).is_dir():
             folders.check(Path(name))
         try:
@@ -81,7 +78,7 @@ class Classifier:
                 device_map={"": self.device if packed else "cpu"},
                 output_loading_info=True,
                 use_safetensors=True,
-                **options,
+                quantization_config=nf4_config(torch.bfloat16) if packed else None,
             )
         except Exception as error:  # the library raises many unrelated types
             raise UserError(f"cannot load the reward model {name}: {message_of(error)}") from error
@@ -91,11 +88,12 @@ class Classifier:
         check_finite({key: x for key, x in self.model.named_parameters() if x.is_floating_point()}, name)
         config = self.model.config.get_text_config()
         self.labels: int = self.model.config.num_labels
-        self.pad_id: int | None = config.pad_token_id
-        self.vocabulary: int = config.vocab_size
+        self.pads = config.pad_token_id is not None
+        if self.pads:
+            self.tokenizer.pad_token_id = config.pad_token_id
         context = getattr(config, "max_position_embeddings", None) or UNBOUNDED
         self.longest: int = min(context, self.tokenizer.model_max_length, UNBOUNDED)
-        self.tokenizer.truncation_side = "left"
+        self.tokenizer.padding_side, self.tokenizer.truncation_side = "right", "left"
         self._leave()
 
     def encode(self, messages: Sequence[Mapping[str, str]], answer: str) -> tuple[Text, bool]:
@@ -103,56 +101,36 @@ class Classifier:
 
         The tokenizer's chat template writes it; without one the messages and the answer are a pair of texts.
         """
+        text = self._encoded(messages, answer)
+        if len(text["input_ids"]) <= self.longest:
+            return text, False
+        return self._encoded(messages, answer, truncation=True, max_length=self.longest), True
+
+    def _encoded(self, messages: Sequence[Mapping[str, str]], answer: str, **limits: object) -> Text:
         if self.tokenizer.chat_template:
             dialogue = [*messages, {"role": "assistant", "content": answer}]
-            encoded = self.tokenizer.apply_chat_template(dialogue, return_dict=True)
-        else:
-            asked = "\n\n".join(message["content"] for message in messages)
-            encoded = self.tokenizer(asked, answer)
-        if len(encoded["input_ids"]) <= self.longest:
-            return dict(encoded), False
-        return self._cut(encoded, messages, answer), True
-
-    def _cut(self, encoded: BatchEncoding, messages: Sequence[Mapping[str, str]], answer: str) -> Text:
-        """Return a text without the beginning that the model's longest text leaves no room for."""
-        if self.tokenizer.chat_template:
-            return {key: values[-self.longest :] for key, values in encoded.items()}
+            return dict(self.tokenizer.apply_chat_template(dialogue, return_dict=True, **limits))
         asked = "\n\n".join(message["content"] for message in messages)
-        return dict(self.tokenizer(asked, answer, truncation=True, max_length=self.longest))
+        return dict(self.tokenizer(asked, answer, **limits))
 
     @torch.no_grad()
     def scores(self, texts: Sequence[Text], batch_size: int) -> list[list[float]]:
         """Return the numbers of each text, those that transformers gives it alone.
 
-        Texts of similar length are scored together. A decoder reads the last token that is not padding: where its
-        config names no padding token, it is a token that no text of the batch has.
+        Texts of similar length are scored together; one at a time if the model's config names no padding token.
         """
         self.model.to(self.device)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]["input_ids"]))
         rows: list[list[float]] = [[]] * len(texts)
-        config = self.model.config.get_text_config()
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
-            used = {token for i in batch for token in texts[i]["input_ids"]}
-            pad = self.pad_id if self.pad_id is not None else next(i for i in range(self.vocabulary) if i not in used)
-            config.pad_token_id = pad
-            logits = self.model(**self._padded([texts[i] for i in batch], pad)).logits.float().cpu()
+        size = batch_size if self.pads else 1
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            padded = self.tokenizer.pad([texts[i] for i in batch], padding=self.pads, return_tensors="pt")
+            logits = self.model(**padded.to(self.device)).logits.float().cpu()
             for i, row in zip(batch, logits.tolist(), strict=True):
                 rows[i] = row
-        config.pad_token_id = self.pad_id
         self._leave()
         return rows
-
-    def _padded(self, texts: Sequence[Text], pad: int) -> dict[str, torch.Tensor]:
-        """Return texts as tensors (B, T), padded at the right."""
-        longest = max(len(text["input_ids"]) for text in texts)
-        return {
-            key: torch.tensor(
-                [text[key] + [pad if key == "input_ids" else 0] * (longest - len(text[key])) for text in texts],
-                device=self.device,
-            )
-            for key in texts[0]
-        }
 
     def _leave(self) -> None:
         """Free the card for the stage."""

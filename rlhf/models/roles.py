@@ -10,24 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf.models.adapters import without_input_casts
+from rlhf.models.adapters import adapter_config, adapter_state, adapter_weights, attach
 from rlhf.models.precision import computes_in_bfloat16
-from rlhf.models.weights import (
-    adapter_config,
-    adapter_state,
-    attach_adapter,
-    check_shapes,
-    set_adapter_state,
-)
 from rlhf.recipe.stages import Role
-from rlhf.run.layout import ADAPTER_FILE
 
-AdapterStart = Path | LoraConfig | None  # of a role: a finished stage's folder; a new adapter; none, the base itself
+AdapterStart = Path | LoraConfig | None  # of a role: an adapter's folder; a new adapter; none, the base itself
 
 
 class Roles:
@@ -47,43 +39,38 @@ class Roles:
         self._bare: set[Role] = {"base", *(role for role, start in starts.items() if start is None)}
         for role, start in starts.items():
             if isinstance(start, Path):
-                self.peft = attach_adapter(self._model, start, role, role in self.trainable)
+                self.add(role, start, adapter_weights(start))
             elif start is not None:
-                self._add_new(role, start)
+                self._attach(role, start)
         self._prepare()
 
-    def add(self, role: Role, folder: Path, weights: dict[str, Tensor], trainable: bool = False) -> None:
-        """Add LoRA `weights` as a role. They have the shapes of the adapter in `folder`, a causal one.
+    def add(self, role: Role, folder: Path, weights: Mapping[str, Tensor], trainable: bool = False) -> None:
+        """Add LoRA `weights` as a role; they are those of the adapter in `folder`, be it a classifier's.
 
-        Raises UserError when shapes differ.
+        Raises UserError where they are not of its shape.
         """
-        if trainable:
-            self.trainable.add(role)
         config = adapter_config(folder)
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
-        self._add_new(role, config)
-        check_shapes(weights, adapter_state(self.peft, role), str(folder / ADAPTER_FILE))
-        set_adapter_state(self.peft, weights, role)
-        self._prepare()
+        self._attach(role, config, weights, str(folder), trainable)
 
     def add_copy(self, role: Role, source: Role) -> None:
         """Add a trainable role whose adapter starts as a copy of another role's."""
-        self.trainable.add(role)
-        self._add_new(role, self.peft.peft_config[source])
-        set_adapter_state(self.peft, adapter_state(self.peft, source), role)
+        config: Any = self.peft.peft_config[source]
+        self._attach(role, config, adapter_state(self.peft, source), trainable=True)
+
+    def _attach(
+        self,
+        role: Role,
+        config: LoraConfig,
+        weights: Mapping[str, Tensor] | None = None,
+        where: str = "",
+        trainable: bool = False,
+    ) -> None:
+        """Add a role by the configuration of its adapter, with its weights or new."""
+        if trainable:
+            self.trainable.add(role)
+        self.peft = attach(getattr(self, "peft", self.base), role, config, weights, where)
         self._prepare()
-
-    @property
-    def _model(self) -> PreTrainedModel | PeftModel:
-        """Return the library's model of the base with the adapters so far; the base itself before the first."""
-        return getattr(self, "peft", self.base)
-
-    def _add_new(self, role: Role, config: PeftConfig) -> None:
-        """Add a new adapter, with B = 0."""
-        if isinstance(self._model, PeftModel):
-            self.peft.add_adapter(role, config)
-        else:
-            self.peft = get_peft_model(self.base, config, role)
 
     def parameters(self, role: Role) -> list[nn.Parameter]:
         """Return the adapter weights of one role, in a fixed order."""
@@ -142,9 +129,8 @@ class Roles:
 
     def _prepare(self) -> None:
         """Apply the settings that all active roles share. peft undoes some of them when it adds an adapter."""
-        model = self._model
+        model: Any = getattr(self, "peft", self.base)
         self._layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-        without_input_casts(model)
         half = computes_in_bfloat16(self.base)
         for layer in self._layers:
             for weights in (layer.lora_A, layer.lora_B):

@@ -15,6 +15,7 @@ With the library's layers, a backward pass raises if the active role is not that
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -23,17 +24,14 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.end_tokens import end_ids
+from rlhf.models.adapters import SCORE_WEIGHT, adapter_weights
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.output_layer import is_plain, own_logits, response_statistics
 from rlhf.models.precision import mixed_precision
 from rlhf.models.roles import AdapterStart, Roles
-from rlhf.models.sharding import keep_layers_whole, shard_layers
 from rlhf.models.traits import logit_scale
-from rlhf.models.weights import reward_weights
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
 from rlhf.recipe.stages import Role, ScoreRole
-from rlhf.run.layout import ADAPTER
 
 
 class SharedBase:
@@ -52,7 +50,7 @@ class SharedBase:
         lean: bool = False,
         joins: bool = False,
     ):
-        self.end_ids = end_ids(base, str(base.name_or_path))  # the checkpoint's own
+        self.end_ids = end_ids(base)
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
         self.logit_scale = logit_scale(base.config)
@@ -73,10 +71,11 @@ class SharedBase:
         """Return the device of the base."""
         return self.base.device
 
-    def add_reward(self, rm_dir: Path, role: ScoreRole = "reward") -> None:
+    def add_reward(self, adapter: Path, role: ScoreRole = "reward") -> None:
         """Add a reward model's adapter as a role, and its head."""
-        weights, head = reward_weights(rm_dir, self.base.config.hidden_size)
-        self.roles.add(role, rm_dir / ADAPTER, weights)
+        weights = adapter_weights(adapter)
+        head = weights.pop(SCORE_WEIGHT)
+        self.roles.add(role, adapter, weights)
         self.score_heads[role] = _head(head).to(self.device).requires_grad_(False)
 
     def add_value_head(self) -> nn.Linear:
@@ -93,14 +92,16 @@ class SharedBase:
         self.roles.add_copy("value", "policy")
         return head
 
-    def add_value_adapter(self, rm_dir: Path, mean: float, sd: float, weight: float = 1.0) -> nn.Linear:
+    def add_value_adapter(self, reward: Path, mean: float, sd: float, weight: float = 1.0) -> nn.Linear:
         """Add a critic with an adapter of its own, role `value`, and a head. Return the head.
 
-        The critic starts as the normalised score, (score - `mean`) / `sd`, times `weight`.
+        The critic starts as the normalised score of the reward model with the adapter in the folder `reward`,
+        (score - `mean`) / `sd`, times `weight`.
         """
         head = _zero_head(self.base.config.hidden_size)  # before the role, which draws from torch's generator too
-        weights, reward_head = reward_weights(rm_dir, self.base.config.hidden_size)
-        self.roles.add("value", rm_dir / ADAPTER, weights, trainable=True)
+        weights = adapter_weights(reward)
+        reward_head = weights.pop(SCORE_WEIGHT)
+        self.roles.add("value", reward, weights, trainable=True)
         with torch.no_grad():
             head.weight.copy_(weight * (reward_head.float() / sd))
             head.bias.fill_(weight * (-mean / sd))
@@ -114,24 +115,38 @@ class SharedBase:
         return None if trunk is None or role is None else RoleTrunk(trunk, role)
 
     def shard(self) -> None:
-        """Divide the frozen layers among ranks for updates; each rank keeps whole embeddings, adapters and heads."""
-        adapters = {p for name, p in self.peft.named_parameters() if "lora_" in name}
-        shard_layers(self.base.get_decoder(), adapters)
+        """Divide the frozen layers among ranks (FSDP2); each rank keeps whole embeddings, adapters and heads.
+
+        No weight that is divided has a gradient, so gradients are reduced as without.
+        """
+        from torch.distributed.fsdp import fully_shard
+
+        decoder = self.base.get_decoder()
+        for layer in decoder.layers:
+            fully_shard(layer, ignored_params={p for name, p in self.peft.named_parameters() if "lora_" in name})
+        fully_shard(decoder, ignored_params=set(decoder.parameters()))  # divides nothing more; layers are fetched ahead
         self.sharded = True
         self.gather()
 
     def gather(self) -> None:
-        """Collect the whole base on each rank.
-
-        To sample and score, ranks then need not run the layers at the same time.
-        """
-        if self.sharded:
-            keep_layers_whole(self.base, whole=True)
+        """Collect the whole base on each rank. To sample and score, ranks then need not run the layers in step."""
+        for part in self._shards():
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
 
     def scatter(self) -> None:
         """Keep only this rank's part of each layer; in an update all ranks run the layers in step."""
-        if self.sharded:
-            keep_layers_whole(self.base, whole=False)
+        for part in self._shards():
+            part.set_reshard_after_forward(True, recurse=False)
+            part.reshard()
+
+    def _shards(self) -> list[Any]:
+        """Return the modules that are divided among ranks."""
+        if not self.sharded:
+            return []
+        from torch.distributed.fsdp import FSDPModule
+
+        return [module for module in self.base.modules() if isinstance(module, FSDPModule)]
 
     @contextmanager
     def role(self, name: Role) -> Iterator[None]:
@@ -230,6 +245,16 @@ class SharedBase:
         if self.roles.active is None:
             raise RuntimeError("no role is active: run the pass in `with shared.role(name)`")
         return self.roles.active
+
+
+def end_ids(base: PreTrainedModel) -> frozenset[int]:
+    """Return the tokens with which a checkpoint ends a text by its own account, and which the model can sample.
+
+    Here texts end with the tokenizer's EOS.
+    """
+    value: Any = None if base.generation_config is None else base.generation_config.eos_token_id
+    ids = value if isinstance(value, list) else [value]
+    return frozenset(i for i in ids if type(i) is int and 0 <= i < len(base.get_output_embeddings().weight))
 
 
 def _zero_head(width: int) -> nn.Linear:

@@ -1,9 +1,13 @@
 """Traits of a model that decide how the engine computes with it: scale of logits, sliding window, rope, experts."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from rlhf.errors import UserError
+from rlhf.recipe.context import context_length, too_long
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # types whose frequencies depend on the longest row of a batch
 
@@ -39,3 +43,25 @@ def has_fused_experts(model: PreTrainedModel) -> bool:
         if not isinstance(module, nn.Conv1d)
         for weight in module.parameters(recurse=False)
     )
+
+
+def check_lengths(config: PreTrainedConfig, lengths: Mapping[str, int], name: str) -> None:
+    """Raise UserError where sequences exceed the model's context, or would change the rotary frequencies.
+
+    `lengths` are the longest sequences of the stages, by the keys of the recipe. Frequencies of some ropes depend on
+    the longest row of a batch, so that a response would depend on its neighbours, and keys that are cached would keep
+    other frequencies than new ones.
+    """
+    if problem := too_long(lengths, context_length(config.to_dict())):
+        raise UserError(f"{problem} ({name})")
+    longest = max(lengths.values(), default=0)
+    for rope in ropes(config):
+        if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            limit = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", config.max_position_embeddings
+            )
+            if longest > limit:
+                raise UserError(
+                    f"{name}: with a rope of type {rope['rope_type']} a sequence may have {limit} tokens, and the "
+                    f"recipe admits {longest}: lower max_length, max_prompt_length or response_length"
+                )

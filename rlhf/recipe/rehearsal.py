@@ -110,7 +110,6 @@ def changes(recipe: Recipe, stand_in: Changes, rows: Path) -> Changes:
         "hardware.engine": "ddp",
         **stand_in,
         PRETRAIN: None,
-        **({"model.attention": "sdpa"} if recipe.model.attention == "flash_attention_2" else {}),
         **few_steps_changes(recipe, STEPS, save_steps=1),
     }
     if needs_rows(recipe):

@@ -1,7 +1,7 @@
 """What all ways to decode share: settings, steps that are captured on CUDA, the draw of a token, and what is kept."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,6 @@ WORTH_A_GRAPH = 8  # replays below which a capture costs more than it saves
 # A capture runs a step without a graph and builds the new one. Estimated, not measured: 0.15 s, the time in which a
 # card of 1.3 TB/s reads this many bytes.
 CAPTURE_BYTES = 200_000_000_000
-FEW_TOKENS = 1024  # most likely tokens among which those of top_p are looked for on a CPU
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Sampling:
     top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
 
 
-Done = Callable[[float], object]  # is told the share of the work that is done, from 0 to 1; a true answer ends a batch
+Done = Callable[[float], object]  # is told the share of the work that is done, from 0 to 1
 
 
 @dataclass
@@ -56,13 +55,7 @@ class Rows:
 
     def select(self, index: Tensor) -> "Rows":
         """Return copies of some of the rows."""
-        return Rows(
-            places=self.places[index],
-            uniforms=self.uniforms[index],
-            tokens=self.tokens[index],
-            logprobs=self.logprobs[index],
-            ended=self.ended[index],
-        )
+        return Rows(**{name: tensor[index] for name, tensor in vars(self).items()})
 
 
 class Decoding(ABC):
@@ -92,7 +85,7 @@ class Decoding(ABC):
         steps replay a captured graph.
         """
         graph: torch.cuda.CUDAGraph | None = None
-        for step in self.steps_telling(done):
+        for step in self.steps():
             if step % STEPS_BETWEEN_CHECKS_BY_DEVICE[self.step.device.type] == 0:
                 left = int((~self.rows.ended).sum())
                 if left == 0:
@@ -101,26 +94,27 @@ class Decoding(ABC):
                     self.drop_ended()
                     graph = None
             if self.open_window(step):
-                self._finish(graph)
+                self._wait()
                 graph = None
             if graph is not None:
                 graph.replay()
-                continue
-            self.advance()
-            # The eager step above did the set-up that a capture must not.
-            if self.captures and self.alike(step) >= WORTH_A_GRAPH:
-                graph = self._captured()
-        self._finish(graph)
+            else:
+                self.advance()
+                # The eager step above did the set-up that a capture must not.
+                if self.captures and self.alike(step) >= WORTH_A_GRAPH:
+                    graph = self._captured()
+            done(step / self.room)
+        self._wait()
         self.deliver()
         return self.results
 
-    def _finish(self, graph: torch.cuda.CUDAGraph | None) -> None:
+    def _wait(self) -> None:
         """Wait for the replays of a graph that is dropped.
 
         Where memory is short, that of the graph goes back to the driver, and torch waits for the stream of the capture
         alone, not for the one of the replays.
         """
-        if graph is not None:
+        if self.captures:
             self.step.item()
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
@@ -180,13 +174,6 @@ class Decoding(ABC):
         """Return the numbers of the decoding steps: the slots after the first, which the prefill has filled."""
         return range(1, self.room)
 
-    def steps_telling(self, done: Done) -> Iterator[int]:
-        """Yield `steps`, and tell `done` after each which share of the slots is filled. Its true answer is the end."""
-        for step in self.steps():
-            yield step
-            if done(step / self.room):
-                return
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (B, V) of hidden states (B, H)."""
         return logits_of(self.output_layer, hidden)
@@ -237,17 +224,13 @@ def draw_tokens(logits: Tensor, uniforms: Tensor, temperature: float, top_p: flo
 
 
 def _nucleus(logp: Tensor, top_p: float) -> Tensor:
-    """Return log-probabilities (B, V) among the fewest most likely tokens that together reach `top_p`, others -inf.
-
-    On a CPU the most likely tokens are looked for first, because sorting a vocabulary takes many times as long. CUDA
-    sorts: whether a few were enough is known on the host only, which a captured step cannot ask.
-    """
-    count = FEW_TOKENS if logp.device.type == "cpu" else logp.shape[1]
-    ordered, order = logp.topk(count) if count < logp.shape[1] else logp.sort(descending=True)
-    reached = ordered.exp().cumsum(-1)
-    if count < logp.shape[1] and bool((reached[:, -1] < top_p).any()):
-        ordered, order = logp.sort(descending=True)
-        reached = ordered.exp().cumsum(-1)
-    likelier = reached - ordered.exp()  # probability of the tokens that are likelier
+    """Return log-probabilities (B, V) among the fewest most likely tokens that together reach `top_p`, others -inf."""
+    ordered, order = logp.sort(descending=True)
+    likelier = ordered.exp().cumsum(-1) - ordered.exp()  # probability of the tokens that are likelier
     kept = torch.full_like(logp, -torch.inf).scatter_(1, order, ordered.masked_fill(likelier >= top_p, -torch.inf))
     return kept.log_softmax(-1)
+
+
+def repeated(x: Tensor, copies: int) -> Tensor:
+    """Return each row `copies` times, side by side; x itself if that is once."""
+    return x if copies == 1 else x.repeat_interleave(copies, 0)

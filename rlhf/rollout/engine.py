@@ -23,7 +23,7 @@ from rlhf.process import distributed
 from rlhf.recipe.model_types import TESTED
 from rlhf.rollout.decoding import Decoding, Done, Sampling
 from rlhf.rollout.generate import generate
-from rlhf.rollout.library_decoding import LibraryDecoding, few_kernels, using_attention
+from rlhf.rollout.library_decoding import LibraryDecoding, few_kernels
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 Phase = Callable[[str], AbstractContextManager[Any]]  # gives the block in which a phase of this name runs
@@ -54,8 +54,7 @@ def sample(
     trunk: the lean trunk and the role that samples, in a block of `LeanTrunk.merging`. It decodes where it can
         (`LeanTrunk.decodes`), and the model's own layers otherwise.
 
-    done: told the share of the work that is done, from 0 to 1, after each step as if no response ended early. Where it
-        returns a true value, that batch ends there, and later slots of its responses have padding.
+    done: told the share of the work that is done, from 0 to 1, after each step as if no response ended early.
 
     Leaves the model in evaluation mode.
     """
@@ -105,7 +104,6 @@ def ready(model: Model, trunk: RoleTrunk | None = None, whole: bool = True) -> I
             stack.enter_context(few_kernels(model))
             yield partial(TrunkDecoding, trunk, model)
             return
-        stack.enter_context(using_attention(model, "sdpa"))
         if whole:
             stack.enter_context(few_kernels(model))
         yield partial(LibraryDecoding, model)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models.precision import Model
@@ -29,7 +29,7 @@ def generate(
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     mask = torch.arange(ids.shape[1]) >= ids.shape[1] - lengths[:, None]
     ids, mask = (x.to(device).repeat_interleave(rows // len(prompts), 0) for x in (ids, mask.long()))
-    draw = _Draw(uniforms, sampling)
+    draw = _Draw(uniforms, sampling, done)
     run: Any = model.generate
     sequences: Tensor = run(
         input_ids=ids,
@@ -39,7 +39,6 @@ def generate(
         eos_token_id=tokenizer.eos_id,
         pad_token_id=tokenizer.pad_id,
         logits_processor=LogitsProcessorList([draw]),
-        stopping_criteria=StoppingCriteriaList([_Told(done, ids.shape[1], room)]),
     )
     tokens = torch.full((rows, room), tokenizer.pad_id, device=device)
     new = sequences[:, ids.shape[1] :]
@@ -48,25 +47,15 @@ def generate(
 
 
 class _Draw(LogitsProcessor):
-    """Draws the next token of each row by its own number, and leaves no other."""
+    """Draws the next token of each row by its own number, and leaves no other. Tells after each which share is done."""
 
-    def __init__(self, uniforms: Tensor, sampling: Sampling):
-        self.uniforms, self.sampling, self.step = uniforms, sampling, 0
+    def __init__(self, uniforms: Tensor, sampling: Sampling, done: Done):
+        self.uniforms, self.sampling, self.done, self.step = uniforms, sampling, done, 0
         self.logprobs = torch.zeros_like(uniforms)
 
     def __call__(self, _ids: Tensor, scores: Tensor) -> Tensor:
         drawn = self.uniforms[:, self.step]
         ids, self.logprobs[:, self.step] = draw_tokens(scores, drawn, self.sampling.temperature, self.sampling.top_p)
         self.step += 1
+        self.done(self.step / self.uniforms.shape[1])
         return torch.full_like(scores, -torch.inf).scatter_(1, ids[:, None], 0.0)
-
-
-class _Told(StoppingCriteria):
-    """Tells after each token which share is done; a true answer ends all rows."""
-
-    def __init__(self, done: Done, width: int, room: int):
-        self.done, self.width, self.room = done, width, room
-
-    def __call__(self, ids: Tensor, _scores: Tensor, **_: object) -> Tensor:
-        ends = bool(self.done((ids.shape[1] - self.width) / self.room))
-        return torch.full((len(ids),), ends, device=ids.device)

@@ -1,18 +1,17 @@
 """A trained model that continues a conversation; an answer appears while it is sampled."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from rlhf.data.rows import Message
-from rlhf.errors import UserError
 from rlhf.process import cuda
 from rlhf.recipe import Recipe
 from rlhf.recipe.stages import MERGE, POLICIES, PRETRAIN, SFT, PolicyName
 from rlhf.run.directory import StageRun
-from rlhf.run.layout import MODEL
+from rlhf.run.layout import ADAPTER, MODEL
 from rlhf.run.named import NamedRun
-from rlhf.terminal import harmless, message_of, say
+from rlhf.terminal import harmless, say
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
 CHAT_STAGES: tuple[ChatStage, ...] = ("base", SFT, *POLICIES, MERGE)
@@ -50,8 +49,8 @@ class Speaker:
         cuda.set_environment(recipe)
         from transformers import GenerationConfig
 
+        from rlhf.models.adapters import attach_adapter
         from rlhf.models.loading import load_base, load_merged, load_tokenizer
-        from rlhf.models.weights import attach_adapter
         from rlhf.process.torch_setup import set_up_torch
 
         self.options = recipe.evaluate
@@ -63,49 +62,40 @@ class Speaker:
         else:
             self.model = load_base(run.base, device)
             if folder is not None:
-                self.model = attach_adapter(self.model, folder)
+                self.model = attach_adapter(self.model, folder / ADAPTER)
         self.model.generation_config = GenerationConfig()  # a hub model may bring a penalty, with which none trained
         self.model.eval()
 
-    def answer(self, messages: list[Message], temperature: float, tokens: int) -> Iterator[str]:
-        """Yield the answer to a conversation piece by piece; temperature 0 takes the likeliest token."""
-        from threading import Thread
-
+    def answer(self, messages: list[Message], temperature: float, tokens: int, show: Callable[[str], object]) -> str:
+        """Return the answer to a conversation, and show it piece by piece; temperature 0 takes the likeliest token."""
         import torch
-        from transformers import TextIteratorStreamer
+        from transformers import TextStreamer
+
+        from rlhf.models.precision import mixed_precision
+
+        pieces: list[str] = []
+
+        class Pieces(TextStreamer):
+            def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+                # a transcript puts a space before an answer
+                pieces.append(harmless(text) if any(pieces) else harmless(text).lstrip())
+                show(pieces[-1])
 
         (prompt,), cut = self.tokenizer.encode_prompts([messages], self.options.max_prompt_length)
         if cut and not self.cut:
             self.cut = True
             say(f"the conversation is longer than {self.options.max_prompt_length} tokens: its beginning is left out")
         ids = torch.tensor([prompt], device=self.model.device)
-        streamer = TextIteratorStreamer(self.tokenizer.hf, skip_prompt=True, skip_special_tokens=True)
-        sampling = (
-            {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature, "top_k": 0}
-        )
-        settings = {
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            "max_new_tokens": tokens,
-            "eos_token_id": self.tokenizer.eos_id,
-            "pad_token_id": self.tokenizer.pad_id,
-            "streamer": streamer,
-            "top_p": None if temperature == 0 else self.options.top_p,
-            **sampling,
-        }
-        errors: list[Exception] = []
-
-        def generate() -> None:
-            try:
-                self.model.generate(**settings)
-            except Exception as error:  # otherwise lost in the thread, and the streamer would wait for ever
-                errors.append(error)
-                streamer.end()
-
-        thread = Thread(target=generate, daemon=True)
-        thread.start()
-        for piece in streamer:
-            yield harmless(piece)
-        thread.join()
-        if errors:
-            raise UserError(f"chat: {message_of(errors[0])}") from errors[0]
+        drawn = {"temperature": temperature, "top_k": 0, "top_p": self.options.top_p} if temperature else {}
+        with mixed_precision(self.model):
+            self.model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                eos_token_id=self.tokenizer.eos_id,
+                pad_token_id=self.tokenizer.pad_id,
+                streamer=Pieces(self.tokenizer.hf, skip_prompt=True, skip_special_tokens=True),
+                do_sample=temperature > 0,
+                **drawn,
+            )
+        return "".join(pieces).strip()

@@ -9,8 +9,7 @@ from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.matmul import matmul
 from rlhf.models.precision import Model
-from rlhf.rollout.cache import repeated
-from rlhf.rollout.decoding import Decoding, Sampling
+from rlhf.rollout.decoding import Decoding, Sampling, repeated
 
 
 class TrunkDecoding(Decoding):

@@ -55,15 +55,9 @@ class Client:
         try:
             self._call("/v1/load_lora_adapter", {"lora_name": self._name, "lora_path": str(folder.resolve())})
             yield
-        except BaseException:
+        finally:
             with suppress(UserError):  # a server that has gone away would hide the error that happened first
-                self._release()
-            raise
-        self._release()
-
-    def _release(self) -> None:
-        """Unload the adapter."""
-        self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
+                self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
 
     def _hint(self) -> str:
         return f"start one with: `{self._command()}`"
@@ -109,12 +103,9 @@ class Client:
             },
         )
         try:
-            choice = result["choices"][0]
-            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-            if not ids or len(ids) != len(logprobs) or not all(isinstance(x, int | float) for x in (*ids, *logprobs)):
-                raise TypeError("a log-probability for each token is missing")
-            return ids, logprobs
-        except (KeyError, IndexError, TypeError) as error:
+            (choice,) = result["choices"]
+            return [*map(int, choice["token_ids"])], [*map(float, choice["logprobs"]["token_logprobs"])]
+        except (KeyError, ValueError, TypeError) as error:
             answer = excerpt(str(result))
             raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {self._hint()}") from error
 

@@ -13,7 +13,7 @@ from rlhf.recipe.folders import no_section
 from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyName
 from rlhf.run import identity, records
 from rlhf.run.finished import read_manifest, verified
-from rlhf.run.layout import MANIFEST, SUMMARY
+from rlhf.run.layout import ADAPTER, MANIFEST, SUMMARY
 from rlhf.terminal import excerpt, say
 
 MOST = 3  # keys in a message
@@ -41,8 +41,8 @@ class Parents:
         return self.run_directory / stage
 
     def start(self) -> Path | None:
-        """Return the directory of SFT, at whose adapter policies start; None if they start at the base."""
-        return None if self.loaded.recipe.start == "base" else self.folder(SFT)
+        """Return the folder of SFT's adapter, at which policies start; None if they start at the base."""
+        return None if self.loaded.recipe.start == "base" else self.folder(SFT) / ADAPTER
 
     def require(self, stage: StageName) -> Path:
         """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.

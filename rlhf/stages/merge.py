@@ -10,15 +10,15 @@ from rlhf.data.corpus import Corpus
 from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
+from rlhf.models.adapters import attach_adapter
 from rlhf.models.folders import share_weights
 from rlhf.models.loading import load_base
 from rlhf.models.precision import Model, dtype_of, mixed_precision
-from rlhf.models.weights import attach_adapter
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Merge
 from rlhf.recipe.stages import REWARD_MODELS
 from rlhf.run.directory import StageRun
-from rlhf.run.layout import MODEL
+from rlhf.run.layout import ADAPTER, MODEL
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 
@@ -46,7 +46,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
             base.config.pad_token_id = tokenizer.pad_id  # the classifier reads the last token that is none
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         of_base = outputs(base, texts)
-        model = attach_adapter(base, run.parents.folder(stage))
+        model = attach_adapter(base, run.parents.folder(stage) / ADAPTER)
         expected = outputs(model, texts)
         merged = model.merge_and_unload()
         if is_reward:

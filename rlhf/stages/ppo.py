@@ -34,6 +34,7 @@ from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
 from rlhf.objectives.rewards import shape_rewards, shape_scores
 from rlhf.recipe.schema_online import Ppo
+from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.loop import FunctionRewards, Loop, mean_judged, mean_rewards
 from rlhf.stages.online.role_passes import ScoreNorm
@@ -180,7 +181,7 @@ def new_critic(shared: SharedBase, rm_dir: Path, options: Ppo, score_norm: Score
     if options.model_scores:
         # The critic starts as the model's part of the shaped score, weight * (s - mean) / sd.
         start = SIGMOID_TANGENT if options.sigmoid_scores else score_norm
-        head = shared.add_value_adapter(rm_dir, start.mean, start.sd, options.model_weight)
+        head = shared.add_value_adapter(rm_dir / ADAPTER, start.mean, start.sd, options.model_weight)
     else:
         head = shared.add_value_copy()
     return [*head.parameters(), *shared.roles.parameters("value")]

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf.errors import UserError
-from rlhf.models.sharding import keep_layers_whole, shard_layers
+from rlhf.models.shared_base import SharedBase
 from rlhf.process import distributed, launching
 from rlhf.recipe.stages import stage_name
 from rlhf.stages import runner
@@ -49,17 +50,16 @@ def check_shards(me: int) -> None:
     model: Any = LlamaForCausalLM(config).requires_grad_(False)
     ids = torch.arange(12).view(2, 6)
     before = model(input_ids=ids).logits
-    kept = model.model.layers[0].self_attn.q_proj.weight
-    whole = kept.numel()
-    shard_layers(model.model, {kept})
-    other = model.model.layers[1].self_attn.q_proj.weight
-    assert kept.numel() == whole and other.to_local().numel() == whole // 2
-    assert torch.equal(model(input_ids=ids).logits, before)
-    keep_layers_whole(model, whole=True)
-    if me == 0:
+    shared = SharedBase(model, {"policy": LoraConfig(r=2, target_modules=["q_proj"])})
+    shared.shard()
+    with shared.role("policy"):
+        if me == 0:
+            assert torch.equal(model(input_ids=ids).logits, before)
+        shared.scatter()
         assert torch.equal(model(input_ids=ids).logits, before)
-    keep_layers_whole(model, whole=False)
-    assert model.model.layers[1].self_attn.q_proj.weight.to_local().numel() == whole // 2
+    layer = model.model.layers[1].self_attn
+    assert layer.k_proj.weight.to_local().numel() == 16 * 16 // 2
+    assert layer.q_proj.lora_A["policy"].weight.numel() == 2 * 16
 
 
 def main(file: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rlhf.data.rows import Message
+from rlhf.models.adapters import attach_adapter
 from rlhf.models.loading import load_base, load_merged
-from rlhf.models.weights import attach_adapter
 from rlhf.rollout.speaker import Speaker, trained_stage
 from rlhf.run.directory import StageRun
 from tests import models
@@ -48,13 +48,13 @@ def test_every_stage_runs(trained, tmp_path, kind):
     merged_answers_as_the_adapter(StageRun(out, loaded, "evaluate"), folder)
     run = StageRun(out, loaded, "evaluate")
     from_adapter, merged = (Speaker(run, stage, trained_stage(run, stage)) for stage in ("ppo", "merge"))
-    assert "".join(from_adapter.answer(QUESTION, 0.0, 8)) == "".join(merged.answer(QUESTION, 0.0, 8))
+    assert from_adapter.answer(QUESTION, 0.0, 8, print) == merged.answer(QUESTION, 0.0, 8, print)
 
 
 def merged_answers_as_the_adapter(run: StageRun, folder: Path) -> None:
     device = torch.device("cpu")
     ids = torch.arange(5, 25)[None]
-    adapted = attach_adapter(load_base(run.base, device), folder / "ppo").eval()
+    adapted = attach_adapter(load_base(run.base, device), folder / "ppo/adapter").eval()
     merged = load_merged(folder / "merge" / "model", device).eval()
     with torch.no_grad():
         torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-4, rtol=1e-4)

@@ -25,7 +25,6 @@ from tests.records import write_records
 
 ROOT = Path("cpu-tiny/v1")
 WEIGHTS, CONFIG = "adapter/adapter_model.safetensors", "adapter/adapter_config.json"
-HEAD = "base_model.model.score.weight"
 Damage = Callable[[Path], object]
 
 
@@ -102,12 +101,7 @@ OF_WEIGHTS = (NAN, INFINITE, LACKS, EXTRA, SHAPE)
 RESULTS: list[tuple[str, str, str, Damage, str]] = [
     *((f"sft, {name}", "sft", "dpo", tensors(WEIGHTS, change), "sft/adapter") for name, change in OF_WEIGHTS),
     *((f"rm, {name}", "rm", "ppo", tensors(WEIGHTS, change), "rm/adapter") for name, change in OF_WEIGHTS),
-    ("rm, no head", "rm", "ppo", tensors(WEIGHTS, lambda held: held.pop(HEAD)), HEAD),
-    ("rm, a head of two", "rm", "ppo", tensors(WEIGHTS, lambda held: held.update({HEAD: torch.ones(2, 7)})), HEAD),
     ("sft, bytes", "sft", "rm", put(WEIGHTS, b"\xff" * 100), "adapter_model.safetensors"),
-    ("sft, type", "sft", "rm", keys(CONFIG, peft_type="EVIL"), "adapter_config.json"),
-    ("sft, dora", "sft", "rm", keys(CONFIG, use_dora=True), "use_dora"),
-    ("sft, cut", "sft", "rm", put(CONFIG, b"{"), "adapter_config.json"),
     ("base, nan", "pretrain", "sft",
      tensors("model/model.safetensors", lambda held: held["model.norm.weight"].fill_(float("nan"))), "model.norm"),
 ]  # fmt: skip
@@ -277,27 +271,20 @@ class Harmful:
 
 
 STATE = "state.pt"
-CHECKPOINTS: list[tuple[str, Damage, str]] = [
-    ("no norm", saved(STATE, lambda s: s.pop("norm")), f"{STATE}: .*norm"),
-    ("fewer", saved(STATE, lambda s: s["policy"].pop()), f"{STATE}: policy"),
-    ("more", saved(STATE, lambda s: s["value"].append(torch.ones(1))), f"{STATE}: value"),
-    ("shape", saved(STATE, lambda s: s["policy"].__setitem__(0, torch.ones(2, 2))), f"{STATE}: policy"),
-    ("nan", saved(STATE, lambda s: s["value"][0].fill_(float("nan"))), f"{STATE}: value"),
-    ("step", saved(STATE, lambda s: s.update(step=7)), f"{STATE} .*step 7"),
-    ("moments", saved(STATE, lambda s: first(s["optimizer"]["state"]).update(exp_avg=torch.zeros(9))), STATE),
-    ("generator", saved(STATE, lambda s: s["random"].pop("torch")), f"{STATE}: .*random.torch"),
-    ("harmful", put(STATE, {"x": Harmful()}), STATE),
-    ("a list", put(STATE, [1, 2]), STATE),
-]  # fmt: skip
+CHECKPOINTS: list[tuple[str, Damage]] = [
+    ("bytes", put(STATE, b"\xff" * 99)),
+    ("harmful", put(STATE, {"x": Harmful()})),
+]
 
 
-@pytest.mark.parametrize(("damage", "named"), [pytest.param(*r[1:], id=r[0]) for r in CHECKPOINTS])
-def test_a_checkpoint_that_cannot_be_used_is_one_line(interrupted, tmp_path, monkeypatch, damage, named):
+@pytest.mark.parametrize("damage", [pytest.param(damage, id=name) for name, damage in CHECKPOINTS])
+def test_a_checkpoint_that_cannot_be_read_is_one_line(interrupted, tmp_path, monkeypatch, damage):
+    """Sealed as if our own process had written it: what is read of it runs no code, and fails in one line."""
     monkeypatch.chdir(tmp_path)
     folder = resumable(interrupted, tmp_path / "out")
     damage(folder)
     seal(folder)
-    with pytest.raises(UserError, match=named) as caught:
+    with pytest.raises(UserError) as caught:
         run_stages(small(), tmp_path / "out", "ppo", resume=True)
     assert str(folder) in one_line_of(caught) and "--resume" in one_line_of(caught)
     assert not (tmp_path / "unpickled").exists()

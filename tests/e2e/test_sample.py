@@ -79,9 +79,11 @@ def test_a_conversation_is_remembered_until_it_is_not(capsys):
         def __init__(self):
             pass
 
-        def answer(self, messages, temperature, tokens):
+        def answer(self, messages, temperature, tokens, show):
             asked.append([m.content for m in messages])
-            yield from (" ", "as ", "you say")
+            for piece in ("as ", "you say"):
+                show(piece)
+            return "as you say"
 
     talk(Parrot(), ["one\n", "\n", "two\n", "/new\n", "three\n", "/quit\n", "four\n"], 1.0, 8)
     assert asked == [["one"], ["one", "as you say", "two"], ["three"]]

@@ -34,9 +34,9 @@ def options(**changes) -> Ppo:
 
 def roles(run: StageRun, lean: bool = False) -> SharedBase:
     torch.manual_seed(0)
-    sft = run.parents.require("sft")
+    sft = run.parents.require("sft") / "adapter"
     shared = SharedBase(load_base(run.base, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
-    shared.add_reward(run.parents.require("rm"))
+    shared.add_reward(run.parents.require("rm") / "adapter")
     return shared
 
 

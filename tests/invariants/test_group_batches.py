@@ -210,8 +210,8 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
 
     fresh = new_learner(run, stage)
     saved = read_state(folder)
-    again = Learner(stage, fresh.shared, learner.options, ScoreNorm(*saved.norm))
-    again.state.restore(saved, folder / "state.pt")
+    again = Learner(stage, fresh.shared, learner.options, ScoreNorm(*saved["norm"]))
+    again.state.restore(saved)
     assert (again.state.step, again.state.score_norm) == (1, ScoreNorm(0.1, 0.7))
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, scored(rollout)))

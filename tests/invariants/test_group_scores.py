@@ -65,7 +65,7 @@ def test_responses_are_scored_row_by_row(run, tokenizer):
     changes: dict[str, Any] = {"reward_funcs": ["model", "tests.own_rewards:answer_and_length"]}
     changes |= {"reward_weights": [0.5, 2.0], "missing_eos_penalty": PENALTY}
     learner = new_learner(run, "rloo", **changes)
-    learner.shared.add_reward(run.parents.require("rm"))
+    learner.shared.add_reward(run.parents.require("rm") / "adapter")
     session = session_of(learner, tokenizer)
     indices = [7, 2]
     rollout = session.sample(indices)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.adapters import trainable_adapter
+from rlhf.models.adapters import attach_adapter
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.loading import load_base
 from rlhf.rollout.trunk_decoding import TrunkDecoding
@@ -134,7 +134,9 @@ def asked(trained) -> Asked:
     """Rows of different lengths, in which rows n and n + 2 have the same prompt."""
     loaded = small(hardware__trunk="lean")
     run = StageRun(trained, loaded, "dpo")
-    model = trainable_adapter(load_base(run.base, torch.device("cpu")), run.parents.folder("sft"))
+    model = attach_adapter(
+        load_base(run.base, torch.device("cpu")), run.parents.folder("sft") / "adapter", trainable=True
+    )
     draw = torch.Generator().manual_seed(0)
     prompts, responses = (5, 8, 5, 8), (4, 1, 6, 3)
     ids = torch.randint(5, 60, (4, 16), generator=draw)

@@ -212,7 +212,9 @@ def test_dropout_of_an_adapter_is_switched_off(run, rollout, tmp_path):
     shutil.copytree(run.parents.require("sft"), sft)
     config = sft / "adapter" / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_dropout": 0.5}))
-    shared = SharedBase(load_base(run.base, CPU), {"policy": sft, "reference": sft}, trainable=("policy",))
+    shared = SharedBase(
+        load_base(run.base, CPU), {"policy": sft / "adapter", "reference": sft / "adapter"}, trainable=("policy",)
+    )
     dropouts = [module for module in shared.peft.modules() if isinstance(module, torch.nn.Dropout)]
     assert dropouts and all(module.p == 0 for module in dropouts)
 
@@ -384,10 +386,10 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     learner.update(make_batch(learner, rollout))
 
     saved = read_state(tmp_path / "step-000001")
-    shared, norm = roles(run), ScoreNorm(*saved.norm)
+    shared, norm = roles(run), ScoreNorm(*saved["norm"])
     critic = new_critic(shared, run.parents.require("rm"), learner.options, norm)
     again = Learner(shared, learner.options, norm, critic)
-    again.state.restore(saved, tmp_path / "step-000001" / "state.pt")
+    again.state.restore(saved)
     assert again.state.schedule.state_dict() == learner.state.schedule.state_dict()
     assert (again.state.step, again.state.score_norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
     assert drawn == (random.random(), np.random.rand())

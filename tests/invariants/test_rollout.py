@@ -9,16 +9,15 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from rlhf.data.batch import Rollout
-from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.decoding import CAPTURES_BY_DEVICE, STEPS_BETWEEN_CHECKS_BY_DEVICE, Sampling, draw_tokens
 from rlhf.rollout.engine import ready, sample
 from rlhf.rollout.library_decoding import (
     FEW_KERNELS_BY_DEVICE,
     WINDOW_BY_DEVICE,
+    CacheLayer,
     LibraryDecoding,
     Window,
     round_up,
-    using_attention,
 )
 from tests.decoding_models import activated, adapted
 from tests.oracle.dense import token_logprobs
@@ -71,18 +70,6 @@ def test_sampling_tells_how_much_of_it_is_done(model):
     settings = Sampling(max_prompt_length=30, response_length=8, temperature=1.0, batch_size=2)
     sample(model, [[5] * 4] * 5, Ids(), settings, done=shares.append)
     assert shares == sorted(shares) and len(shares) > 8 and 0 < shares[0] < 0.2 and 0.9 < shares[-1] < 1
-
-
-def test_sampling_ends_where_it_is_told_that_it_is_enough(model):
-    settings = Sampling(max_prompt_length=30, response_length=8, temperature=1.0, batch_size=4)
-    whole, cut = (drawn_until(model, settings, enough) for enough in (1.0, 0.45))
-    assert all(few[:5] == many[:5] and {*few[5:]} <= {PAD} for few, many in zip(cut, whole, strict=True))
-    assert max(map(len, whole)) == 8 and PAD not in whole[0][:5]
-
-
-def drawn_until(model, settings: Sampling, enough: float) -> list[list[int]]:
-    torch.manual_seed(0)
-    return sample(model, [[5] * 4] * 3, Ids(), settings, done=lambda share: share > enough).response_ids
 
 
 def logprobs(rollout: Rollout) -> torch.Tensor:
@@ -269,13 +256,3 @@ def test_drawing_follows_the_distribution():
         share = torch.bincount(ids, minlength=30) / len(numbers)
         error = (expected * (1 - expected) / len(numbers)).sqrt()
         assert ((share - expected).abs() <= 4.5 * error + 1e-5).all()
-
-
-def test_the_usual_attention_comes_back_after_sampling(model, monkeypatch):
-    """LibraryDecoding with padding on the left needs an attention that takes a mask; training keeps the recipe's."""
-    used: list[str] = []
-    monkeypatch.setattr(model, "set_attn_implementation", used.append)
-    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
-    with using_attention(model, "sdpa"):
-        assert used == ["sdpa"]
-    assert used == ["sdpa", "flash_attention_2"]

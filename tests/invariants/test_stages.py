@@ -300,7 +300,7 @@ def test_of_a_pair_the_chosen_answer_is_the_one_that_is_learned(trained, tokeniz
 def test_an_answer_s_log_ratio_is_that_to_the_reference(trained, tokenizer):
     """As long as the policy has learned nothing, it is 0."""
     base = load_base(StageRun(trained, small(), "dpo").base, torch.device("cpu"))
-    sft_adapter = trained / ROOT / "sft"
+    sft_adapter = trained / ROOT / "sft/adapter"
     rows = [tokenize.Encoded([5, 6, 7], [8, 9, tokenizer.eos_id]), tokenize.Encoded([5, 6], [30, 31, 32, 33])]
     shared = SharedBase(base, {"policy": sft_adapter, "reference": sft_adapter})
     assert log_ratios(shared, tokenizer, rows, 1).tolist() == pytest.approx([0, 0], abs=1e-5)

@@ -170,19 +170,6 @@ def test_rows_have_a_nucleus_of_their_own():
         assert ids[1] == int(4 * number)
 
 
-def test_few_tokens_give_what_all_of_them_give(monkeypatch):
-    """Where the most likely 8 are enough, where they are not, and with both kinds of rows in one batch."""
-    draw = torch.Generator().manual_seed(0)
-    peaked, flat = 6 * torch.randn(8, 64, generator=draw), 0.1 * torch.randn(8, 64, generator=draw)
-    numbers = torch.rand(8, generator=draw)
-    for rows in (peaked, flat, torch.where(torch.arange(8)[:, None] < 4, peaked, flat)):
-        monkeypatch.setattr("rlhf.rollout.decoding.FEW_TOKENS", 64)
-        expected = draw_tokens(rows, numbers, 1.0, 0.8)
-        monkeypatch.setattr("rlhf.rollout.decoding.FEW_TOKENS", 8)
-        for of_few, other in zip(draw_tokens(rows, numbers, 1.0, 0.8), expected, strict=True):
-            assert torch.equal(of_few, other)
-
-
 @pytest.mark.parametrize("vocab", [32_000, 128_256])
 def test_a_real_vocabulary(vocab):
     """Flat but for a few tokens: float32 sums over all of it must not lose the nucleus."""

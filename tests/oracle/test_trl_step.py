@@ -16,7 +16,7 @@ from trl.experimental.gmpo import GMPOTrainer
 
 from rlhf.data.batch import Rollout
 from rlhf.data.rows import Message
-from rlhf.models.adapters import trainable_adapter
+from rlhf.models.adapters import attach_adapter
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.run.directory import StageRun
 from rlhf.stages.groups import ScoredRollout, _shaped_scores, make_batch
@@ -79,7 +79,7 @@ class GivenGeometric(GivenResponses, GMPOTrainer):
 
 def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **options: Any) -> dict[str, torch.Tensor]:
     """Advantages, loss and gradients of TRL, whose policy is the learner's and whose reference is SFT."""
-    model = trainable_adapter(load_base(run.base, CPU), run.parents.require("sft"))
+    model = attach_adapter(load_base(run.base, CPU), run.parents.require("sft") / "adapter", trainable=True)
     corrected = options.pop("corrected", None)
     kind: type[GivenResponses] = GivenResponses
     if options.get("loss_type") == "gmpo":  # which is a trainer there

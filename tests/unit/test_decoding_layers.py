@@ -65,7 +65,7 @@ def test_adapters_of_one_input_share_a_product():
 
 
 def test_a_shared_product_belongs_to_its_input():
-    down = decoding_layers._DownProjection([torch.eye(3), 2 * torch.eye(3)])
+    down = decoding_layers._DownProjection(torch.cat([torch.eye(3), 2 * torch.eye(3)]))
     a, b = torch.randn(2, 1, 3), torch.randn(2, 1, 3)
     for x in (a, b, a.clone(), a):
         assert torch.equal(down(x), torch.cat([x, 2 * x], -1).flatten(0, 1))
@@ -86,12 +86,6 @@ def test_weights_are_those_of_the_moment():
         expected = states(model, "policy", IDS)
         with decoding_layers.fused_adapters(base):
             assert (states(model, "policy", IDS) - expected).abs().max() < 2e-5
-
-
-# -- merged ------------------------------------------------------------------------------------------------------------
-
-
-# -- 4-bit weights -----------------------------------------------------------------------------------------------------
 
 
 def test_a_4_bit_base_may_answer_in_float32():

@@ -5,7 +5,6 @@ import os
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -148,8 +147,6 @@ def test_a_file_is_converted_once_and_the_record_says_from_what(file, monkeypatc
     folder = gguf.converted(file)
     record = gguf.record_of(folder)
     assert record and (record["sha256"], record["licence"], record["file"]) == (sha256(file), "apache-2.0", str(file))
-    hashes: Any = record["converted"]
-    assert hashes["model.safetensors"] == sha256(folder / "model.safetensors")
     monkeypatch.setattr(gguf, "_convert", lambda *arguments: pytest.fail("converted again"))
     assert gguf.converted(file) == folder
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

@@ -47,7 +47,6 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch:_C._current_graph_task_id": "peakmem/gradient_sums.py",
     "torch.autograd.graph:_engine_run_backward": "peakmem/gradient_sums.py",
     "torch.ops.mkldnn:_linear_pointwise": "rlhf/models/matmul.py",
-    "torch:_foreach_copy_": "rlhf/models/lean/fused_linear.py",
     "torch.ops.aten:_softmax_backward_data": KERNELS,
     "torch.ops.aten:_flash_attention_forward": "rlhf/models/lean/packed.py",
     "torch.ops.aten:_local_scalar_dense": "peakmem/device.py",

@@ -22,7 +22,6 @@ STAND_IN = rehearse_content.small_model(recipe.load(RECIPES / rehearse_content.S
 CHANGED = {
     *("hardware.device", "hardware.memory_gb", "hardware.count", "hardware.engine"),
     *("model.source", "model.name", "model.revision", "model.files", "model.sha256", "model.architecture"),
-    "model.attention",
     *("tokenizer.source", "tokenizer.name", "tokenizer.revision", "tokenizer.pad_token", "tokenizer.eos_token"),
     *(
         "data.source",

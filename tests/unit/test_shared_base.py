@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlhf.models.adapters import adapter_weights
 from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
-from rlhf.models.weights import adapter_weights
 from rlhf.recipe.stages import Role, SharedRole
 from rlhf.run.directory import StageRun
 from tests.helpers import gradient, noted, small
@@ -19,7 +19,7 @@ ROLES: tuple[SharedRole, ...] = ("policy", "value", "reference", "reward")
 def roles(trained, dtype: str = "float32", trainable: tuple[Role, ...] = ("policy",)) -> SharedBase:
     """Policy, reference, reward and value; the policy differs from the reference."""
     run = StageRun(trained, small(model__dtype=dtype), "ppo")
-    sft, rm = run.run_directory / "sft", run.run_directory / "rm"
+    sft, rm = run.run_directory / "sft/adapter", run.run_directory / "rm/adapter"
     torch.manual_seed(0)
     shared = SharedBase(load_base(run.base, CPU), {"policy": sft, "reference": sft}, trainable=trainable)
     shared.add_reward(rm)
@@ -208,7 +208,7 @@ def test_a_frozen_role_in_bfloat16_computes_the_same_bits(trained, role):
         "reward": {torch.bfloat16},
     }
     stage = {"reference": "sft", "reward": "rm"}[role]
-    whole = adapter_weights(trained / "cpu-tiny" / "v1" / stage)
+    whole = adapter_weights(trained / "cpu-tiny" / "v1" / stage / "adapter")
     shared.roles.activate(role)
     with torch.no_grad():
         states = shared.hidden(IDS)

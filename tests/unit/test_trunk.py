@@ -46,6 +46,11 @@ def gradients(peft: Any, states: Tensor) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in peft.named_parameters() if p.grad is not None}
 
 
+def merged_weights(lean: LeanTrunk) -> list[Tensor]:
+    """The weights that an open block keeps merged."""
+    return [x.merged for kept in lean._kept.values() for x in kept.values() if x.merged is not None]
+
+
 @pytest.mark.parametrize("targets", [ALL, ["q_proj", "v_proj"]], ids=["all", "two"])
 @pytest.mark.parametrize("merged", [False, True], ids=["apart", "merged"])
 @pytest.mark.parametrize("at", [None, AT], ids=["whole", "places"])
@@ -60,12 +65,12 @@ def test_values_and_gradients_are_those_of_peft_but_for_the_order_of_sums(kind, 
             states = lean.hidden(role, IDS, at)
             assert distance(states, expected) < 3e-6
             actual = gradients(peft, states) if role == "policy" else {}
-            assert bool(lean._merged) == (merged and role != "base")
+            assert bool(merged_weights(lean)) == (merged and role != "base")
         assert actual.keys() == wanted.keys() and len(wanted) == (2 * 2 * len(targets) if role == "policy" else 0)
         for name, gradient in wanted.items():
             assert distance(actual[name], gradient) < 1e-5, name
             assert actual[name].dtype == torch.float32
-    assert not lean._merged
+    assert not merged_weights(lean)
     roles = [by_peft(peft, role, at) for role in ("policy", "reference", "base")]
     assert distance(roles[0], roles[1]) > 0.05 < distance(roles[0], roles[2]), "roles must differ for this test"
 
@@ -101,7 +106,7 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
     def node(x: Tensor, residual: Tensor, a: Tensor, b: Tensor) -> Tensor:
         parts = [fused_linear.AdaptedLinear(layers[0], (a, b), 1.5), fused_linear.AdaptedLinear(layers[1])]
         whole = torch.cat([weights[0] + 1.5 * b @ a, weights[1]]).detach() if merged else None
-        group = fused_linear.LinearGroup(parts, None, whole, op, after)
+        group = fused_linear.LinearGroup(parts, fused_linear.LowRank.of(parts, x.dtype), whole, op, after)
         y: Tensor = fused_linear.FusedLinear.apply(x, group, residual, a, b)
         return y
 
@@ -146,7 +151,7 @@ def test_bfloat16_is_no_further_from_the_truth_than_peft(at):
     lean = LeanTrunk(half.get_base_model())
     with lean.merging("policy"):
         states = lean.hidden("policy", IDS, at)
-        assert not lean._merged, "a change of a weight must not be rounded away"
+        assert not merged_weights(lean), "a change of a weight must not be rounded away"
         actual = gradients(half, states)
     assert states.dtype == torch.bfloat16
     assert 0 < distance(states, truth) < 1.1 * distance(usual, truth) < 0.03
@@ -165,7 +170,7 @@ def test_weights_of_four_bits_are_unpacked_for_each_product_and_never_merged(rol
     wanted = gradients(peft, expected) if role == "policy" else {}
     with lean.merging(role):
         states = lean.hidden(role, IDS, AT)
-        assert distance(states, expected) < 3e-6 and not lean._merged
+        assert distance(states, expected) < 3e-6 and not merged_weights(lean)
         actual = gradients(peft, states) if role == "policy" else {}
     assert distance(by_peft(trunk_model(), role, AT), expected) > 1e-3, "rounding to 4 bits must show in this test"
     assert actual.keys() == wanted.keys() and len(wanted) == (28 if role == "policy" else 0)
@@ -229,7 +234,7 @@ def test_fewer_numbers_are_kept_for_the_backward_pass():
     lean = LeanTrunk(peft.get_base_model())
     with lean.merging("policy"):
         _, less = watched(peft, lambda: lean.hidden("policy", ids))
-        copies = sum(x.nbytes for x in lean._merged["policy"].values())
+        copies = sum(x.nbytes for x in merged_weights(lean))
     assert less < 0.65 * usual
     assert copies == sum(p.nbytes for n, p in peft.named_parameters() if "base_layer.weight" in n)
 

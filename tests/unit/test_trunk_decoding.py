@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rlhf.models import matmul as matrices
-from rlhf.models.lean.growing import GrowingRows
 from rlhf.models.lean.layouts import DecodingLayout
+from rlhf.models.lean.packed import GrowingRows
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.matmul import matmul, round_to_few_sizes
 from rlhf.recipe.stages import Role

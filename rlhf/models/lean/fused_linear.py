@@ -18,8 +18,8 @@ memory that oneDNN needs for each shape (rlhf/models/matmul.py). There each weig
 block of `LeanTrunk.merging`, for y and dz; the copies need the memory of the weights that have adapters. Otherwise the
 products stay apart, because a sum rounded to bfloat16 would lose small changes of B A.
 
-Adapters are cast and stacked once in a block (`LowRank`), s is part of a product, and gradients leave a product in the
-type of the weights.
+Adapters too are cast and stacked once in such a block (`LowRank`). s is part of a product, and gradients leave a
+product in the type of the weights.
 """
 
 from collections.abc import Sequence
@@ -70,43 +70,17 @@ class LowRank(NamedTuple):
     stored: torch.dtype  # of the adapters themselves, and of their gradients
 
     @classmethod
+    @torch.no_grad()
     def of(cls, parts: Sequence[AdaptedLinear], dtype: torch.dtype) -> "LowRank | None":
         """Return the adapters of `parts`, None if there are none. Raises ValueError where their scalings differ."""
-        (low_rank,) = cls.of_groups([parts], dtype)
-        return low_rank
-
-    @classmethod
-    @torch.no_grad()
-    def of_groups(cls, groups: Sequence[Sequence[AdaptedLinear]], dtype: torch.dtype) -> "list[LowRank | None]":
-        """Return the adapters of several groups as `of` does; a card casts and stacks all of them in one operation."""
-        made: list[LowRank | None] = []
-        stored: list[Tensor] = []
-        cast: list[Tensor] = []
-        for parts in groups:
-            adapted = [part for part in parts if part.adapter]
-            if not adapted:
-                made.append(None)
-                continue
-            if len({part.scaling for part in adapted}) > 1:
-                raise ValueError("adapters of one role have the same scaling in all layers")
-            downs, ups = zip(*(part.adapter for part in adapted), strict=True)
-            down = downs[0].new_empty(sum(map(len, downs)), downs[0].shape[1], dtype=dtype)
-            low_rank = cls(
-                down, [up.new_empty(up.shape, dtype=dtype) for up in ups], adapted[0].scaling, downs[0].dtype
-            )
-            stored += [*downs, *ups]
-            cast += [*down.split(low_rank.ranks), *low_rank.ups]
-            made.append(low_rank)
-        if cast:
-            torch._foreach_copy_(cast, stored)
-        return made
-
-    def part(self, before: int, count: int) -> "LowRank | None":
-        """Return `count` of the adapters, from the one after the first `before` on; None for no adapter."""
-        if not count:
+        adapted = [part for part in parts if part.adapter]
+        if not adapted:
             return None
-        start, end = (sum(self.ranks[:n]) for n in (before, before + count))
-        return self._replace(down=self.down[start:end], ups=self.ups[before : before + count])
+        if len({part.scaling for part in adapted}) > 1:
+            raise ValueError("adapters of one role have the same scaling in all layers")
+        downs, ups = zip(*(part.adapter for part in adapted), strict=True)
+        down = torch.cat([a.to(dtype) for a in downs])
+        return cls(down, [b.to(dtype) for b in ups], adapted[0].scaling, downs[0].dtype)
 
     @property
     def ranks(self) -> list[int]:
@@ -249,7 +223,7 @@ class LinearGroup(NamedTuple):
     """The products of one group of linear layers, and what comes before and after them."""
 
     parts: Sequence[AdaptedLinear]
-    low_rank: LowRank | None  # their adapters; None if they have none, or for the group to cast them at each use
+    low_rank: LowRank | None  # their adapters; None if they have none
     merged: Tensor | None  # (sum of out, in)
     before: InputOp
     after: OutputOp | None
@@ -266,8 +240,9 @@ class LinearGroup(NamedTuple):
         if self.merged is None:
             for part, own in zip(self.parts, columns, strict=True):
                 matmul(z, part.weight(z.dtype).t(), out=own)
-            if adapters := self._adapters(z.dtype):
-                for own, low, up in zip(self._adapted(columns), adapters.project(z), adapters.ups, strict=True):
+            if self.low_rank:
+                lows, ups = self.low_rank.project(z), self.low_rank.ups
+                for own, low, up in zip(self._adapted(columns), lows, ups, strict=True):
                     own.addmm_(low.t(), up.t())
         for part, own in zip(self.parts, columns, strict=True):
             if part.layer.bias is not None:
@@ -295,10 +270,9 @@ class LinearGroup(NamedTuple):
             dz = matmul(columns[0], self.parts[0].weight(dy.dtype))
             for part, own in list(zip(self.parts, columns, strict=True))[1:]:
                 dz.addmm_(own, part.weight(own.dtype))
-        adapters = self._adapters(dy.dtype)
+        adapters, adapted = self.low_rank, self._adapted(columns)
         if adapters is None:
             return dz, []
-        adapted = self._adapted(columns)
         low_gradients = adapters.gradients(adapted)
         if dz is not None and self.merged is None:
             dz.addmm_(low_gradients.t(), adapters.down)
@@ -308,9 +282,6 @@ class LinearGroup(NamedTuple):
             for da, low, own in zip(to_a, adapters.project(z), adapted, strict=True):
                 gradients += [da, matmul_to(adapters.stored, low, own).t()]
         return dz, gradients
-
-    def _adapters(self, dtype: torch.dtype) -> LowRank | None:
-        return self.low_rank or LowRank.of(self.parts, dtype)
 
     def _adapted(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """Return the columns of those parts that have an adapter."""

@@ -1,10 +1,11 @@
-"""Rows of different lengths without padding, joined into one row for the lean trunk.
+"""Rows of different lengths without padding, joined into one row for the lean trunk, on a card.
 
 Flash attention takes where each row begins in the joined one, so that nothing is computed for padding. A prompt that
 several responses share is computed once: its keys and values are copied for each of them.
 
     rows        p p p r r .    p p r r r r      two prompts and their responses, padded
     joined      p p p r p p r r r               the last token of a response predicts nothing
+    sampling    p p p r r . . .                 slots of a row: its prompt, its response so far, room for more
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,8 +14,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from rlhf.data.batch import Lengths, Places
+from rlhf.data.batch import Lengths, on_device
 from rlhf.models.lean.layouts import Layout
 
 PACKS_BY_DEVICE = {"cpu": False, "cuda": True}
@@ -39,19 +41,31 @@ class Piece(NamedTuple):
 
 
 class Packed(Layout):
-    """Pieces of rows of ids, joined into one row of tokens (1, N). A token attends to those before it.
+    """Pieces of rows of `width` ids, joined into one row of tokens (1, N). A token attends to those before it.
 
-    `tables` as in `LeanTrunk._rotary`, `places` on their device. The states of the M selected tokens are needed.
+    `tables` as in `LeanTrunk._rotary`. The states of the M selected tokens are needed. Tokens of a piece behind the end
+    of its row are the row's last one.
     """
 
-    def __init__(self, tables: tuple[Tensor, Tensor], places: Places):
+    def __init__(self, tables: tuple[Tensor, Tensor], width: int, pieces: Sequence[Piece]):
         cos, sin = tables
-        self.tokens, self.positions, self.at, keys, _ = places.numbers.split(places.counts)
-        self.keys = keys if len(keys) else None  # of all pieces one after the other, if they are not the tokens
-        self.rotary = cos[self.positions][None], sin[self.positions][None]
+        device = cos.device
+        borders = _borders(piece.end - piece.start for piece in pieces)
+        own = [torch.arange(*border) for border in pairwise(borders)]  # of each piece, its tokens in the joined row
+        read = [n if p.prompt is None else torch.cat([own[p.prompt], n]) for p, n in zip(pieces, own, strict=True)]
+        selected = [tokens[-piece.selected :] for piece, tokens in zip(pieces, own, strict=True)]
+        positions = [torch.arange(piece.start, piece.end).clamp(max=width - 1) for piece in pieces]
+        tokens = [piece.row * width + place for piece, place in zip(pieces, positions, strict=True)]
+        self.tokens, at, places = (on_device(torch.cat(x), device) for x in (tokens, selected, positions))
+        # of all pieces one after the other, if they are not the tokens
+        self.keys = on_device(torch.cat(read), device) if any(p.prompt is not None for p in pieces) else None
+        self.at = at
+        self.rotary = cos[places][None], sin[places][None]
         self.selected_rotary = self.selected(self.rotary[0]), self.selected(self.rotary[1])
-        self.bounds, self.selected_bounds, self.key_bounds = places.bounds.unbind()
-        self.longest, self.longest_selected, self.longest_keys = places.longest
+        self.bounds, self.selected_bounds, self.key_bounds = (
+            on_device(torch.tensor(_borders(map(len, x)), dtype=torch.int32), device) for x in (own, selected, read)
+        )
+        self.longest, self.longest_selected, self.longest_keys = (max(map(len, x)) for x in (own, selected, read))
 
     def join(self, x: Tensor) -> Tensor:
         """Return the tokens' ids or states (1, N, …), of x (B, T, …)."""
@@ -72,7 +86,10 @@ class Packed(Layout):
             (self.selected_bounds, self.longest_selected) if only_selected else (self.bounds, self.longest)
         )
         q, k, v = (x.squeeze(0) for x in (q, k, v))  # x[0] would cost a kernel more in the backward pass
-        return _causal(q, k, v, bounds, self.key_bounds, longest, self.longest_keys)[None]
+        out: Tensor
+        # no dropout; causal; no mask for debugging
+        out, *_ = flash_attention(q, k, v, bounds, self.key_bounds, longest, self.longest_keys, 0.0, True, False)
+        return out[None]
 
 
 def pieces_of(lengths: Lengths) -> tuple[list[Piece], Tensor]:
@@ -82,59 +99,29 @@ def pieces_of(lengths: Lengths) -> tuple[list[Piece], Tensor]:
     unused slots are in bounds. Neighbouring rows with the same prompt number share its piece. A row without a response
     counts as one with a token of it.
     """
-    prompts, numbers = lengths.prompt, lengths.prompt_numbers
-    responses = [max(1, response) for response in lengths.response]
-    shared = numbers is not None and any(a == b for a, b in pairwise(numbers))
+    numbers = lengths.prompt_numbers or [*range(len(lengths.prompt))]
+    shared = any(a == b for a, b in pairwise(numbers))
     pieces: list[Piece] = []
-    slots = torch.arange(max(lengths.response)).repeat(len(prompts), 1)
+    slots: list[Tensor] = []
     number = last = count = 0  # the newest prompt's piece and its selected token; the tokens selected so far
-    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        slots[row].clamp_(max=response - 1)
+    for row, (prompt, response) in enumerate(zip(lengths.prompt, lengths.response, strict=True)):
+        inside = max(0, response - 1)  # tokens of the response that predict one
         if not shared:
-            pieces.append(Piece(row, 0, prompt + response - 1, response))
-            slots[row] += count
-            count += response
-            continue
-        assert numbers is not None
-        if not row or numbers[row] != numbers[row - 1]:
+            pieces.append(Piece(row, 0, prompt + inside, 1 + inside))
+            last, count = count, count + 1
+        elif not row or numbers[row] != numbers[row - 1]:
             number, last, count = len(pieces), count, count + 1
             pieces.append(Piece(row, 0, prompt, 1))
-        slots[row, 1:] += count - 1
-        slots[row, 0] = last
-        if response > 1:
-            pieces.append(Piece(row, prompt, prompt + response - 1, response - 1, number))
-            count += response - 1
-        else:
-            slots[row] = last
-    return pieces, slots
+        if shared and inside:
+            pieces.append(Piece(row, prompt, prompt + inside, inside, number))
+        slots.append(torch.tensor([last, *range(count, count + inside)]))
+        count += inside
+    return pieces, pad_sequence(slots, batch_first=True)[:, : max(lengths.response)]
 
 
-def places_of(width: int, pieces: Sequence[Piece], slots: Tensor | None = None) -> Places:
-    """Return where the tokens of pieces of rows of `width` ids lie, on the host. `slots` as in `pieces_of`.
-
-    Tokens of a piece behind the end of its row are the row's last one.
-    """
-    borders = _borders(piece.end - piece.start for piece in pieces)
-    own = [torch.arange(*border) for border in pairwise(borders)]  # of each piece, its tokens in the joined row
-    none = own[0][:0]
-    of_prompts = [none if piece.prompt is None else own[piece.prompt] for piece in pieces]
-    read = [torch.cat(parts) for parts in zip(of_prompts, own, strict=True)]
-    positions = [torch.arange(p.start, p.end).clamp(max=width - 1) for p in pieces]
-    numbers = [
-        torch.cat([p.row * width + place for p, place in zip(pieces, positions, strict=True)]),
-        torch.cat(positions),
-        torch.cat([tokens[-p.selected :] for p, tokens in zip(pieces, own, strict=True)]),
-        torch.cat(read) if any(p.prompt is not None for p in pieces) else none,
-        none if slots is None else slots.flatten(),
-    ]
-    lengths = [[*map(len, own)], [p.selected for p in pieces], [*map(len, read)]]
-    bounds = torch.tensor([*map(_borders, lengths)], dtype=torch.int32)
-    return Places(torch.cat(numbers), bounds, tuple(map(len, numbers)), tuple(map(max, lengths)))
-
-
-def whole_rows(last: Tensor) -> list[Piece]:
-    """Return a piece for each row, up to the token at the position `last` (B,), whose state is needed."""
-    return [Piece(row, 0, position + 1, 1) for row, position in enumerate(last.tolist())]
+def whole_rows(lengths: Iterable[int]) -> list[Piece]:
+    """Return a piece for each row: its first tokens, of which the state of the last one is needed."""
+    return [Piece(row, 0, length, 1) for row, length in enumerate(lengths)]
 
 
 def _borders(lengths: Iterable[int]) -> list[int]:
@@ -142,13 +129,90 @@ def _borders(lengths: Iterable[int]) -> list[int]:
     return [0, *accumulate(lengths)]
 
 
-def _causal(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, key_bounds: Tensor, longest: int, longest_keys: int
-) -> Tensor:
-    """Return attention (N, heads, D) of queries (N, heads, D) to keys and values (K, kv heads, D).
+# -- sampling: every number that differs from step to step lies in a tensor, so that a captured step can be replayed ---
 
-    Sequences lie between bounds, (sequences + 1,) int32. In each the queries belong to the last of its keys.
+
+class JoinedPrompts(Packed):
+    """Prompts in rows of `width` ids, for `copies` responses to each of up to `room` tokens.
+
+    The states of their last tokens are selected. `tables` as in `LeanTrunk._rotary`, with the positions of responses.
     """
-    out: Tensor
-    out, *_ = flash_attention(q, k, v, bounds, key_bounds, longest, longest_keys, 0.0, True, False)  # no dropout, mask
-    return out
+
+    in_place = True
+
+    def __init__(self, tables: tuple[Tensor, Tensor], width: int, lengths: Sequence[int], copies: int, room: int):
+        super().__init__(tables, width, whole_rows(lengths))
+        self.rows, self.slots = copies * len(lengths), max(lengths) + room
+        places = [
+            torch.cat([(row * copies + copy) * self.slots + torch.arange(n) for row, n in enumerate(lengths)])
+            for copy in range(copies)
+        ]
+        self.places = on_device(torch.stack(places), self.tokens.device)  # (copies, N), of each token's keys and values
+        self.lengths = on_device(torch.tensor(lengths).repeat_interleave(copies), self.tokens.device)
+        self.tables = tables
+        self.cached: list[Tensor] = []
+
+    def store(self, number: int, heads: Tensor, first: int) -> None:
+        """As `Layout.store`."""
+        tokens = heads[0, :, first:]
+        # zeros: what is not read still enters a product with weight 0, and 0 * NaN is NaN
+        cached = tokens.new_zeros(self.rows * self.slots, *tokens.shape[1:])
+        for places in self.places:
+            cached.index_copy_(0, places, tokens)
+        self.cached.append(cached)
+
+    def responses(self) -> "GrowingRows":
+        """Return the layout of responses to the prompts, after the last layer."""
+        return GrowingRows(self.tables, self.cached, self.lengths, self.slots)
+
+
+class GrowingRows(Layout):
+    """Rows that grow by a token at a time, each in `slots` slots; `lengths` (rows,) are their tokens so far.
+
+    Every row reads its own tokens. `cached` has keys and then values of a layer, (rows * slots, 2 * kv heads, D), so
+    that both are stored at once.
+    """
+
+    selects, in_place = False, True
+
+    def __init__(self, tables: tuple[Tensor, Tensor], cached: list[Tensor], lengths: Tensor, slots: int):
+        self.tables = torch.cat(tables, -1)  # (T, 2 D)
+        self.cached, self.slots = cached, slots
+        self._begin(lengths)
+
+    def _begin(self, lengths: Tensor) -> None:
+        rows = torch.arange(len(lengths) + 1, device=lengths.device)
+        self.lengths = lengths.int()  # (B,), the cached tokens of each row
+        self.numbers, self.first = rows.int(), (rows * self.slots).int()  # (B + 1,), of rows, and of their first slots
+        self.newest = self.first[:-1].long() + lengths - 1  # slots, of all rows
+
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes of a token's keys and values."""
+        return sum(x[0].nbytes for x in self.cached)
+
+    def next_token(self) -> None:
+        """Begin the next token of each row."""
+        cos, sin = self.tables.index_select(0, self.lengths)[:, None].chunk(2, -1)
+        self.rotary = cos, sin
+        self.lengths.add_(1)
+        self.newest.add_(1)
+
+    def keep(self, rows: Tensor) -> None:
+        """Continue with some of the rows."""
+        for number, cached in enumerate(self.cached):  # one layer after the other: memory for one copy
+            self.cached[number] = cached.unflatten(0, (-1, self.slots))[rows].flatten(0, 1)
+        self._begin(self.lengths[rows].long())
+
+    def store(self, number: int, heads: Tensor, first: int) -> None:
+        """As `Layout.store`."""
+        self.cached[number].index_copy_(0, self.newest, heads[:, 0, first:])
+
+    def attend(self, number: int, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
+        """As `Layout.attend`, for the newest tokens (B, 1)."""
+        keys, values = self.cached[number].chunk(2, 1)
+        bounds = self.numbers, self.first, 1, self.slots
+        out: Tensor
+        # no dropout; not causal, as the only query is the newest token; no mask for debugging
+        out, *_ = flash_attention(q[:, 0], keys, values, *bounds, 0.0, False, False, seqused_k=self.lengths)
+        return out[:, None]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from rlhf.data.batch import Places, Rollout
+from rlhf.data.batch import Rollout, on_device
 from rlhf.models.lean.fused_linear import (
     AdaptedLinear,
     FusedLinear,
@@ -33,16 +33,23 @@ from rlhf.models.lean.fused_linear import (
     adapted_linear,
     heads_of,
 )
-from rlhf.models.lean.growing import GrowingRows, JoinedPrompts
 from rlhf.models.lean.layouts import DecodingLayout, Layout, PrefillLayout, Sequences, SharedPrompts
 from rlhf.models.lean.limits import check_length, check_supported
-from rlhf.models.lean.packed import PACKS_BY_DEVICE, Packed, pieces_of, places_of, suits, whole_rows
+from rlhf.models.lean.packed import (
+    PACKS_BY_DEVICE,
+    GrowingRows,
+    JoinedPrompts,
+    Packed,
+    Piece,
+    pieces_of,
+    suits,
+    whole_rows,
+)
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
 from rlhf.recipe.stages import Role
 
 Layers = tuple[nn.Module, ...]  # linear layers with the same input
-Linears = tuple[list[AdaptedLinear], LowRank | None]
 ONEDNN_BY_DEVICE = {"cpu": True, "cuda": False}  # products in float32 by oneDNN: weights merged, shapes padded
 
 
@@ -61,27 +68,22 @@ class LeanTrunk:
         self.base, self.decoder, self.joins = base, base.get_decoder(), joins
         self.eps = float(base.config.rms_norm_eps)
         self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
-        self._merging: list[str] = []  # roles of the blocks that are open
-        # Of the roles in open blocks, by group of layers:
-        self._linears: dict[str, dict[Layers, Linears]] = {}
-        self._merged: dict[str, dict[Layers, Tensor]] = {}
+        self._kept: dict[str, dict[Layers, Weights]] = {}  # of the roles in open blocks
 
     @contextmanager
     def merging(self, role: str) -> Iterator[None]:
-        """Cast adapters now, and merge weights at their first use; keep them to the end of this block.
+        """Cast adapters and merge weights once, at their first use; keep them to the end of the outermost such block.
 
         Adapters must not change in it.
         """
-        if role not in self._merging:
-            self._linears[role] = self._cast_adapters(role)
-        self._merging.append(role)
+        outermost = role not in self._kept
+        if outermost:
+            self._kept[role] = {}
         try:
             yield
         finally:
-            self._merging.pop()
-            if role not in self._merging:
-                self._linears.pop(role, None)
-                self._merged.pop(role, None)
+            if outermost:
+                del self._kept[role]
 
     def hidden(self, role: str, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return final-norm hidden states of a role, (B, T, H) or (B, R, H) at the `positions`.
@@ -101,10 +103,8 @@ class LeanTrunk:
         The prompts of neighbouring rows with the same number in `rollout.prompt_numbers` are the same.
         """
         if self.packs:
-            places = places_of(rollout.ids.shape[1], *pieces_of(rollout.lengths)).to(rollout.ids.device)
-            *_, slots = places.numbers.split(places.counts)
-            joined = self._joined(role, rollout.ids, places)
-            return joined[slots.view(len(rollout.ids), -1)]
+            pieces, slots = pieces_of(rollout.lengths)
+            return self._joined(role, rollout.ids, pieces)[on_device(slots, rollout.ids.device)]
         numbers = rollout.prompt_numbers
         if numbers is None or not (numbers[1:] == numbers[:-1]).any():
             return self.hidden(role, rollout.ids, rollout.predictors)
@@ -116,13 +116,13 @@ class LeanTrunk:
     def last_hidden(self, role: str, ids: Tensor, last: Tensor) -> Tensor:
         """Return the final-norm hidden states (B, H) of ids (B, T) at the position `last` (B,) of each row."""
         if self.packs:
-            return self._joined(role, ids, places_of(ids.shape[1], whole_rows(last)).to(ids.device))
+            return self._joined(role, ids, whole_rows((last + 1).tolist()))
         return self.hidden(role, ids, last.to(ids.device)[:, None]).squeeze(1)
 
-    def _joined(self, role: str, ids: Tensor, places: Places) -> Tensor:
-        """Return the final-norm hidden states (M, H) of the tokens of ids (B, T) that `places` selects."""
+    def _joined(self, role: str, ids: Tensor, pieces: Sequence[Piece]) -> Tensor:
+        """Return the final-norm hidden states (M, H) of the selected tokens of pieces of ids (B, T)."""
         check_length(self.base.config, ids.shape[1])
-        layout = Packed(self._rotary(ids.shape[1]), places)
+        layout = Packed(self._rotary(ids.shape[1]), ids.shape[1], pieces)
         return self._final_states(role, self._embed(layout.join(ids)), layout).squeeze(0)
 
     @property
@@ -259,53 +259,48 @@ class LeanTrunk:
 
         `in_place`: there is no gradient, and the memory of `residual` may hold the sum.
         """
-        parts, low_rank = self._linears_of(role, layers, x.dtype)
-        adapters = [weight for part in parts for weight in part.adapter]
-        merged = self._merged_weight(x, role, layers, parts)
-        product = LinearGroup(parts, low_rank, merged, before or InputOp(), after)
+        weights = self._weights(role, layers, x.dtype)
+        adapters = [weight for part in weights.parts for weight in part.adapter]
+        product = LinearGroup(*weights, before or InputOp(), after)
         if in_place:
             return product.in_place(x, residual)
         result: Tensor = FusedLinear.apply(x, product, residual, *adapters)  # type: ignore[no-untyped-call]
         return result
 
-    def _linears_of(self, role: str, layers: Layers, dtype: torch.dtype) -> Linears:
-        """Return layers with their adapters; in a block also the adapters in the type of the products."""
-        if role in self._merging:
-            return self._linears[role][layers]
-        return [adapted_linear(layer, role) for layer in layers], None
-
-    def _cast_adapters(self, role: str) -> dict[Layers, Linears]:
-        """Return every group of layers with its adapters, in the type of the products.
-
-        The last layer has groups of its own, which are parts of those that other layers have.
-        """
-        groups = [group for layer in self.decoder.layers for group in _groups_of(layer)]
-        parts = [[adapted_linear(layer, role) for layer in group] for group in groups]
-        low_ranks = LowRank.of_groups(parts, self.decoder.embed_tokens.weight.dtype)
-        made: dict[Layers, Linears] = dict(zip(groups, zip(parts, low_ranks, strict=True), strict=True))
-        qkv, *_ = _groups_of(self.decoder.layers[-1])
-        (q, *kv), low_rank = made[qkv]
-        before = bool(q.adapter)
-        made[qkv[:1]] = [q], low_rank and low_rank.part(0, before)
-        made[qkv[1:]] = kv, low_rank and low_rank.part(before, sum(bool(part.adapter) for part in kv))
+    def _weights(self, role: str, layers: Layers, dtype: torch.dtype) -> "Weights":
+        """Return layers with a role's adapters, in the type of the products; in a block of `merging` made once."""
+        kept = self._kept.get(role)
+        if kept and layers in kept:
+            return kept[layers]
+        parts = [adapted_linear(layer, role) for layer in layers]
+        low_rank = LowRank.of(parts, dtype)
+        merges = self.merges and kept is not None and low_rank is not None
+        made = Weights(parts, low_rank, _merged(parts) if merges else None)
+        if kept is not None:
+            kept[layers] = made
         return made
 
-    @torch.no_grad()
-    def _merged_weight(self, x: Tensor, role: str, layers: Layers, parts: Sequence[AdaptedLinear]) -> Tensor | None:
-        """Return the weights (sum of out, in) with the adapters in them, None where the products stay apart."""
-        if not (self.merges and role in self._merging) or not any(part.adapter for part in parts):
-            return None
-        cache = self._merged.setdefault(role, {})
-        if layers not in cache:
-            sizes = [part.layer.out_features for part in parts]
-            merged = cache[layers] = x.new_empty(sum(sizes), parts[0].layer.in_features)
-            for part, rows in zip(parts, merged.split(sizes), strict=True):
-                weight = part.weight(torch.promote_types(x.dtype, torch.float32))
-                if part.adapter:
-                    a, b = part.adapter
-                    weight = torch.addmm(weight, b.to(weight.dtype), a.to(weight.dtype), alpha=part.scaling)
-                rows.copy_(weight)
-        return cache[layers]
+
+class Weights(NamedTuple):
+    """What `LinearGroup` multiplies with."""
+
+    parts: list[AdaptedLinear]
+    low_rank: LowRank | None
+    merged: Tensor | None
+
+
+@torch.no_grad()
+def _merged(parts: Sequence[AdaptedLinear]) -> Tensor:
+    """Return the weights (sum of out, in) of layers with their adapters in them, float32."""
+    sizes = [part.layer.out_features for part in parts]
+    merged = parts[0].layer.weight.new_empty(sum(sizes), parts[0].layer.in_features)
+    for part, rows in zip(parts, merged.split(sizes), strict=True):
+        weight = part.weight(torch.float32)
+        if part.adapter:
+            a, b = part.adapter
+            weight = torch.addmm(weight, b, a, alpha=part.scaling)
+        rows.copy_(weight)
+    return merged
 
 
 def _groups_of(layer: Any) -> tuple[Layers, Layers, Layers, Layers]:

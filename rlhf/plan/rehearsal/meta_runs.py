@@ -7,9 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peakmem import NotPredicted, cards, deepen, events, highest_at_depth, replay
-from rlhf.models.adapters import new_adapter, save_adapter
+from rlhf.models.adapters import SCORE_WEIGHT, new_adapter, save_adapter
 from rlhf.models.loading import load_base
-from rlhf.models.weights import SCORE_WEIGHT
 from rlhf.plan.hardware import gpu_of
 from rlhf.plan.phases import DEPTHS, ON_HOST, PHASES, Event, Peak, RehearsedStage, Reserved
 from rlhf.plan.rehearsal.paths import patches

@@ -17,13 +17,13 @@ from peakmem import events
 from peakmem.patches.replacing import Replaced
 from rlhf.models import matmul, random_base
 from rlhf.models.lean import layouts, packed, trunk
-from rlhf.models.lean.growing import JoinedPrompts
+from rlhf.models.lean.packed import JoinedPrompts
 from rlhf.models.shared_base import SharedBase
 from rlhf.plan.phases import PHASES_OF_A_STEP, REHEARSED_STEPS
 from rlhf.plan.rehearsal.work import CountingStandIn
 from rlhf.rollout import decoding, engine, library_decoding
-from rlhf.rollout.cache import CacheLayer
 from rlhf.rollout.decoding import Decoding
+from rlhf.rollout.library_decoding import CacheLayer
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 from rlhf.terminal.progress import Bar
 

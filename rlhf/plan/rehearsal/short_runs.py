@@ -43,14 +43,13 @@ StageFn = Callable[["torch.device"], object]
 def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
     """Return the overrides of a rehearsal.
 
-    Of the settings that decide a step's memory they change the number of layers, and two that a stand-in cannot have:
-    a vLLM server, and the flash-attn package, for which torch's own attention stands.
+    Of the settings that decide a step's memory they change the number of layers, and one that a stand-in cannot have:
+    a vLLM server.
     """
     architecture = recipe.model.architecture
     assert architecture
     _check_depth(recipe)
     changes = few_steps(recipe, REHEARSED_STEPS, "longest") | {
-        "model.attention": "sdpa" if recipe.model.attention == "flash_attention_2" else recipe.model.attention,
         **_shallow(architecture, layers or architecture.num_hidden_layers),
     }
     for stage, options in recipe.online().items():

@@ -157,21 +157,16 @@ class Session:
         Raises UserError for a damaged checkpoint, and for scores that do not differ.
         """
         if self._saved is not None:
-            return ScoreNorm(*self._saved.norm)
+            return ScoreNorm(*self._saved["norm"])
         if not self.options.normalize_scores:
             return ScoreNorm()
         with self.phase("evaluate"):
             return role_passes.measure_score_norm(self.shared, self.sample_step, self.options)
 
     def restore(self, state: TrainState) -> None:
-        """Continue from the checkpoint of a resumed run; in a new run do nothing.
-
-        Raises UserError when the checkpoint is damaged, or of another version or other settings.
-        """
-        checkpoint, saved = self.run.resumed_from, self._saved
-        if checkpoint is not None and saved is not None:
-            with with_resume_advice(checkpoint):
-                state.restore(saved, checkpoint / "state.pt")
+        """Continue from the checkpoint of a resumed run; in a new run do nothing."""
+        if self._saved is not None:
+            state.restore(self._saved)
             self._saved = None  # frees its tensors
 
     def phase(self, name: str) -> AbstractContextManager[None]:

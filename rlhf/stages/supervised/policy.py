@@ -10,13 +10,14 @@ from rlhf.data.corpus import Corpus, Prompt
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.evaluation.policies import PolicySamples, heldout_sampling, measure
 from rlhf.evaluation.samples import expected_answers, sample_rows
-from rlhf.models.adapters import new_adapter, trainable_adapter
+from rlhf.models.adapters import attach_adapter, new_adapter
 from rlhf.models.loading import load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.stages import FEW_SAMPLES, Role, SharedRole
 from rlhf.run.directory import StageRun
+from rlhf.run.layout import ADAPTER
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.stages.supervised.training import free_memory, train
 
@@ -40,7 +41,10 @@ def train_policy(
     torch.manual_seed(run.loaded.recipe.seed)
     with telemetry.phase("load"):
         base, start = load_base(run.base, device), run.parents.start()
-        model = new_adapter(base, run.loaded.recipe.lora) if start is None else trainable_adapter(base, start)
+        if start is None:
+            model = new_adapter(base, run.loaded.recipe.lora)
+        else:
+            model = attach_adapter(base, start, trainable=True)
     trainer = new_trainer(
         model=model,
         train_dataset=Dataset.from_list([*training]),
@@ -61,7 +65,7 @@ def measure_against_start(
     Returns those of the start, those of the policy, and both as the roles `reference` and `policy` of one base.
     """
     recipe, hardware = run.loaded.recipe, run.loaded.recipe.hardware
-    roles: dict[Role, AdapterStart] = {"policy": run.path, "reference": run.parents.start()}
+    roles: dict[Role, AdapterStart] = {"policy": run.path / ADAPTER, "reference": run.parents.start()}
     shared = SharedBase(load_base(run.base, device), roles, lean=hardware.trunk == "lean", joins=hardware.joined_rows)
     sampling, truth = heldout_sampling(recipe.evaluate), recipe.data.has_true_reward
     before, after = (

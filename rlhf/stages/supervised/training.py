@@ -13,8 +13,7 @@ from peft import PeftModel
 from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from rlhf.files import write_json
-from rlhf.models import weights as stored
-from rlhf.models.adapters import save_adapter
+from rlhf.models.adapters import adapter_weights, save_adapter, set_adapter_state
 from rlhf.models.optimizer import page_states
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
@@ -23,7 +22,7 @@ from rlhf.run import reader, records
 from rlhf.run.checkpoints import require_usable
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_EVALUATIONS
-from rlhf.run.layout import ADAPTER, ADAPTER_FILE, METRICS
+from rlhf.run.layout import ADAPTER, METRICS
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.terminal.progress import Bar
 
@@ -190,7 +189,7 @@ def _take(folder: Path, trainer: RunTrainer, run: StageRun) -> None:
     """Give the model the adapter of a checkpoint."""
     require_usable(folder, run.stage)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    stored.set_adapter_state(model, stored.tensors(folder / ADAPTER_FILE))
+    set_adapter_state(model, adapter_weights(folder))
 
 
 def free_memory() -> None:
