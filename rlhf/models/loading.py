@@ -27,7 +27,7 @@ from rlhf.models import folders, gguf
 from rlhf.models import weights as stored
 from rlhf.models.architecture import config_of, shape_differences, without_dropout
 from rlhf.models.classifier import add_classifier
-from rlhf.models.lean import limits
+from rlhf.models.lean.trunk import check_supported
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.traits import check_lengths
@@ -140,8 +140,7 @@ def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quan
         check_layers(base, name)
     check_lengths(base.config, spec.lengths, name)
     if spec.trunk == "lean":
-        limits.check_supported(base)
-        limits.check_length(base.config, max(spec.lengths.values(), default=0))
+        check_supported(base.config, max(spec.lengths.values(), default=0))
     return base
 
 

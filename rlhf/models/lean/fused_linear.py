@@ -233,6 +233,14 @@ class LinearGroup(NamedTuple):
         """Return the number of outputs of each layer."""
         return [part.layer.out_features for part in self.parts]
 
+    def computed(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the result (B, T, sum of out) for x (B, T, in), and what the step after the product saves."""
+        z, _ = self.before.forward(x.reshape(-1, x.shape[-1]))
+        y = self.forward(z)
+        y = y.view(*x.shape[:-1], y.shape[-1])
+        saved = self.after.forward(y) if self.after else ()
+        return y if residual is None else y.add_(residual), saved
+
     def forward(self, z: Tensor) -> Tensor:
         """Return y (N, sum of out) for z (N, in)."""
         y = matmul(z, self.merged.t()) if self.merged is not None else z.new_empty(len(z), sum(self.sizes))
@@ -248,15 +256,6 @@ class LinearGroup(NamedTuple):
             if part.layer.bias is not None:
                 own.add_(part.layer.bias)
         return y
-
-    def in_place(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Return what `FusedLinear` does, without a gradient."""
-        z, _ = self.before.forward(x.reshape(-1, x.shape[-1]))
-        y = self.forward(z)
-        y = y.view(*x.shape[:-1], y.shape[-1])
-        if self.after:
-            self.after.forward(y)
-        return y if residual is None else y.add_(residual)
 
     def backward(
         self, dy: Tensor, z: Tensor, needs_input: bool, needs_adapters: bool
@@ -295,11 +294,9 @@ class FusedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: LinearGroup, residual: Tensor | None, *adapters: Tensor) -> Tensor:
         """Return the product, and save what `backward` needs."""
         ctx.group = group
-        z, _ = group.before.forward(x.reshape(-1, x.shape[-1]))
-        y = group.forward(z)
-        y = y.view(*x.shape[:-1], y.shape[-1])
-        ctx.save_for_backward(x, *(group.after.forward(y) if group.after else ()))
-        return y if residual is None else y.add_(residual)
+        y, saved = group.computed(x, residual)
+        ctx.save_for_backward(x, *saved)
+        return y
 
     @staticmethod
     @once_differentiable

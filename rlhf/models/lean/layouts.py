@@ -24,7 +24,6 @@ class Layout:
     rotary: tuple[Tensor, Tensor]  # tables of `Rotary` for all tokens
     selects = True  # whether the last layer's states are needed at some positions only
     selected_rotary: tuple[Tensor, Tensor]  # for the tokens at those
-    in_place = False  # whether a layer may write into the states that it gets, because nothing else reads them
 
     def selected(self, x: Tensor) -> Tensor:
         """Return x (B, T, H) at the selected positions, (B, R, H)."""
@@ -166,7 +165,7 @@ class DecodingLayout(Layout):
     wants the slots first.
     """
 
-    selects, in_place = False, True
+    selects = False
 
     def __init__(self, prompts: PrefillLayout):
         self.tables, self.copies, room = prompts.tables, prompts.copies, prompts.room

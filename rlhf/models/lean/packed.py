@@ -138,8 +138,6 @@ class JoinedPrompts(Packed):
     The states of their last tokens are selected. `tables` as in `LeanTrunk._rotary`, with the positions of responses.
     """
 
-    in_place = True
-
     def __init__(self, tables: tuple[Tensor, Tensor], width: int, lengths: Sequence[int], copies: int, room: int):
         super().__init__(tables, width, whole_rows(lengths))
         self.rows, self.slots = copies * len(lengths), max(lengths) + room
@@ -173,7 +171,7 @@ class GrowingRows(Layout):
     that both are stored at once.
     """
 
-    selects, in_place = False, True
+    selects = False
 
     def __init__(self, tables: tuple[Tensor, Tensor], cached: list[Tensor], lengths: Tensor, slots: int):
         self.tables = torch.cat(tables, -1)  # (T, 2 D)

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout, on_device
+from rlhf.errors import UserError
 from rlhf.models.lean.fused_linear import (
     AdaptedLinear,
     FusedLinear,
@@ -34,7 +35,6 @@ from rlhf.models.lean.fused_linear import (
     heads_of,
 )
 from rlhf.models.lean.layouts import DecodingLayout, Layout, PrefillLayout, Sequences, SharedPrompts
-from rlhf.models.lean.limits import check_length, check_supported
 from rlhf.models.lean.packed import (
     PACKS_BY_DEVICE,
     GrowingRows,
@@ -47,6 +47,8 @@ from rlhf.models.lean.packed import (
 )
 from rlhf.models.matmul import round_to_few_sizes
 from rlhf.models.nf4 import four_bit_layers
+from rlhf.models.traits import LENGTH_DEPENDENT_ROPE, sliding_window
+from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.stages import Role
 
 Layers = tuple[nn.Module, ...]  # linear layers with the same input
@@ -64,7 +66,7 @@ class LeanTrunk:
     """
 
     def __init__(self, base: PreTrainedModel, joins: bool = False):
-        check_supported(base)
+        check_supported(base.config)
         self.base, self.decoder, self.joins = base, base.get_decoder(), joins
         self.eps = float(base.config.rms_norm_eps)
         self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
@@ -90,7 +92,7 @@ class LeanTrunk:
 
         Shapes: ids (B, T) int64, padded on the right; positions (B, R) int64.
         """
-        check_length(self.base.config, ids.shape[1])
+        check_supported(self.base.config, ids.shape[1])
         states = self._padded(self._embed(ids))
         selected = None if positions is None else self._padded(positions[..., None]).squeeze(-1)
         layout = Sequences(self._rotary(states.shape[1]), selected)
@@ -108,7 +110,7 @@ class LeanTrunk:
         numbers = rollout.prompt_numbers
         if numbers is None or not (numbers[1:] == numbers[:-1]).any():
             return self.hidden(role, rollout.ids, rollout.predictors)
-        check_length(self.base.config, rollout.ids.shape[1])
+        check_supported(self.base.config, rollout.ids.shape[1])
         states = self._embed(rollout.ids)
         layout = SharedPrompts(self._rotary(states.shape[1]), rollout, numbers, self._round_up)
         return layout.responses(self._final_states(role, layout.join(states), layout))
@@ -121,7 +123,7 @@ class LeanTrunk:
 
     def _joined(self, role: str, ids: Tensor, pieces: Sequence[Piece]) -> Tensor:
         """Return the final-norm hidden states (M, H) of the selected tokens of pieces of ids (B, T)."""
-        check_length(self.base.config, ids.shape[1])
+        check_supported(self.base.config, ids.shape[1])
         layout = Packed(self._rotary(ids.shape[1]), ids.shape[1], pieces)
         return self._final_states(role, self._embed(layout.join(ids)), layout).squeeze(0)
 
@@ -158,7 +160,7 @@ class LeanTrunk:
 
         Shapes: ids (P, S), padded on the right; P lengths. Each prompt may get `copies` responses of `room` tokens.
         """
-        check_length(self.base.config, ids.shape[1] + room)
+        check_supported(self.base.config, ids.shape[1] + room)
         if not self.merges:
             joined = JoinedPrompts(self._rotary(ids.shape[1] + room), ids.shape[1], lengths, copies, room)
             return self._final_states(role, self._embed(joined.join(ids)), joined).squeeze(0), joined
@@ -216,7 +218,7 @@ class LeanTrunk:
         norm = Norm(layer.input_layernorm.weight, self.eps)
         head_dim, (cos, sin) = attention.head_dim, layout.rotary
         query_heads, kv_heads = (self.base.config.num_attention_heads, self.base.config.num_key_value_heads)
-        linear = partial(self._linear, role, layout.in_place)
+        linear = partial(self._linear, role)
         output_op = partial(self._output_op, attention)
         if last and layout.selects:
             after = output_op(cos, sin, 0, kv_heads)
@@ -248,22 +250,18 @@ class LeanTrunk:
     def _linear(
         self,
         role: str,
-        in_place: bool,
         x: Tensor,
         layers: Layers,
         before: InputOp | None = None,
         after: OutputOp | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Return the results (B, T, sum of out) of linear layers with the same input, side by side.
-
-        `in_place`: there is no gradient, and the memory of `residual` may hold the sum.
-        """
+        """Return the results (B, T, sum of out) of linear layers with the same input, side by side."""
         weights = self._weights(role, layers, x.dtype)
         adapters = [weight for part in weights.parts for weight in part.adapter]
         product = LinearGroup(*weights, before or InputOp(), after)
-        if in_place:
-            return product.in_place(x, residual)
+        if not torch.is_grad_enabled():  # without the costs of a node
+            return product.computed(x, residual)[0]
         result: Tensor = FusedLinear.apply(x, product, residual, *adapters)  # type: ignore[no-untyped-call]
         return result
 
@@ -315,3 +313,22 @@ class RoleTrunk(NamedTuple):
 
     trunk: LeanTrunk
     role: Role
+
+
+def check_supported(config: PreTrainedConfig, longest: int = 0) -> None:
+    """Raise UserError for a model that the trunk does not support, or sequences of `longest` tokens of it."""
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    window = sliding_window(config)
+    problem = None
+    if config.model_type not in LEAN_TYPES:
+        problem = f"a {config.model_type} model, only {', '.join(LEAN_TYPES)}"
+    elif config.hidden_act != "silu":
+        problem = f"the activation function {config.hidden_act}"
+    elif getattr(config, "use_sliding_window", False):
+        problem = "a sliding window in some layers"
+    elif window and longest > window:
+        problem = f"sequences of {longest} tokens, which exceed the model's sliding window of {window}"
+    elif rope in LENGTH_DEPENDENT_ROPE:
+        problem = f"a rope of type {rope}, whose frequencies depend on the length"
+    if problem:
+        raise UserError(f"hardware.trunk: lean does not support {problem}: use hardware.trunk: library")
