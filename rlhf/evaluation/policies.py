@@ -28,8 +28,8 @@ from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.run.layout import ADAPTER
 from rlhf.run.evidence import HELDOUT_PROMPTS, NO_VERDICT
+from rlhf.run.layout import ADAPTER
 from rlhf.stats import (
     Estimate,
     clustered_share,
@@ -131,8 +131,10 @@ class PolicySamples:
 
 def load_roles(run: StageRun, device: torch.device, start: Path | None, trained: Sequence[PolicyName]) -> SharedBase:
     """Return the base with the `start` as `reference`, each trained policy under its stage's name, any reward model."""
-    folders = {stage: run.parents.folder(stage) / ADAPTER for stage in trained}
-    roles: dict[Role, AdapterStart] = {"reference": start, **folders}
+    roles: dict[Role, AdapterStart] = {
+        "reference": start,
+        **{stage: run.parents.folder(stage) / ADAPTER for stage in trained},
+    }
     hardware = run.loaded.recipe.hardware
     shared = SharedBase(load_base(run.base, device), roles, lean=hardware.trunk == "lean", joins=hardware.joined_rows)
     add_reward_models(shared, run)

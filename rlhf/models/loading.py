@@ -1,20 +1,18 @@
 """Loading of base models and tokenizers, from a folder or the hub."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import CONFIG_NAME
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    BitsAndBytesConfig,
-    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -31,12 +29,9 @@ from rlhf.models.lean.trunk import check_supported
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.traits import check_lengths
-from rlhf.recipe import shape
 from rlhf.recipe.schema_model import Architecture, BaseSpec, Model, Tokenizer, is_gguf
 from rlhf.recipe.stages import PRETRAIN
-from rlhf.run.layout import ADAPTER_CONFIG
 from rlhf.run.packages import install_command, require
-from rlhf.run.reader import reading
 from rlhf.terminal import message_of
 
 ModelHead = Literal["lm", "score"]
@@ -125,18 +120,22 @@ def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quan
     options: LoadingOptions = {"dtype": getattr(torch, settings.dtype)}
     if settings.attention != "auto":
         options["attn_implementation"] = settings.attention
-    nf4 = nf4_config(options["dtype"]) if settings.quantization == "nf4" and quantize else None
-    _check_packages(settings, nf4 is not None)
-    if nf4 is not None:
+    nf4 = None
+    if settings.quantization == "nf4" and quantize:
+        require(["bitsandbytes"], "model.quantization: nf4", install_command("gpu"))
         check_blocks(settings.architecture, device)
+        nf4 = nf4_config(options["dtype"])
     if settings.source == "random":
-        base = _draw_base(spec, device, kind, nf4, options)
+        forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with _loading("the base model", name, settings), forked:
+            torch.manual_seed(spec.seed)
+            base = random_base(settings, device, kind, nf4, options)
     else:
-        loading = partial(_loading, "the base model", name, settings)
-        base = _from_pretrained(kind, name, device, loading, settings.revision, quantization_config=nf4, **options)
+        base = _from_pretrained(kind, name, device, settings, quantization_config=nf4, **options)
         if settings.architecture:
             _check_architecture(base.config, settings.architecture, name)
     if nf4 is not None:
+        keep_layout(base)
         check_layers(base, name)
     check_lengths(base.config, spec.lengths, name)
     if spec.trunk == "lean":
@@ -144,64 +143,29 @@ def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quan
     return base
 
 
-def _check_packages(settings: Model, packed: bool) -> None:
-    """Raise UserError where a package that the settings need is not there."""
-    if packed:
-        require(["bitsandbytes"], "model.quantization: nf4", install_command("gpu"))
-
-
-def _draw_base(
-    spec: BaseSpec,
-    device: torch.device,
-    kind: AutoModel,
-    nf4: BitsAndBytesConfig | None,
-    options: LoadingOptions,
-) -> PreTrainedModel:
-    """Return the architecture with random weights, the same for a seed."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(spec.seed)
-        try:
-            base = random_base(spec.model, device, kind, nf4, options)
-            base.generation_config = GenerationConfig()  # a type's usual end token is none of this model's
-        except (OSError, ValueError, ImportError) as error:
-            raise UserError(f"cannot build the base model: {_reason(error, spec.model)}") from error
-    if nf4 is not None:
-        keep_layout(base)
-    return base
-
-
 def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
     """Return the model that the stage merge has written. Raises UserError where it cannot be used."""
-    return _from_pretrained(AutoModelForCausalLM, str(folder), device, partial(reading, folder))
-
-
-def check_weights(folder: Path) -> None:
-    """Raise UserError unless a folder's weights are those of its config.json, by their names and shapes alone."""
-    _from_pretrained(AutoModelForCausalLM, str(folder), torch.device("meta"), partial(reading, folder))
+    return _from_pretrained(AutoModelForCausalLM, str(folder), device)
 
 
 def _from_pretrained(
-    kind: AutoModel,
-    name: str,
-    device: torch.device,
-    errors_named: Callable[[], AbstractContextManager[None]],
-    revision: str | None = None,
-    **options: object,
+    kind: AutoModel, name: str, device: torch.device, settings: Model | None = None, **options: object
 ) -> PreTrainedModel:
     """Return a checkpoint's model without dropout: all of the checkpoint's weights, which must be finite.
 
     Of a checkpoint that reads images or sound too it is the language model alone. A folder is checked before it is
-    read. Blocks of `errors_named` turn what the library raises into a UserError.
+    read.
     """
+    revision = settings.revision if settings else None
     if Path(name).is_dir():
         folders.check(Path(name))
-    with errors_named():
+    with _loading("the base model", name, settings):
         whole = AutoConfig.from_pretrained(name, revision=revision)
     config = without_dropout(whole.get_text_config(decoder=True))
     if kind is AutoModelForSequenceClassification:
         config.num_labels = 1
         add_classifier(config)
-    with errors_named():
+    with _loading("the base model", name, settings):
         loaded: Any = kind.from_pretrained(
             name,
             config=config,
@@ -225,42 +189,34 @@ def _from_pretrained(
     loaded[0].hf_device_map = {"": device}
     if options.get("quantization_config") is None:
         folders.check_full(base.config.to_dict(), name)
-    else:
-        keep_layout(base)
     if any(isinstance(module, BaseTunerLayer) for module in base.modules()):
-        raise UserError(f"{name} has an adapter beside its weights: merge it into them, or take {ADAPTER_CONFIG} away")
+        raise UserError(f"{name} has an adapter beside its weights: merge it into them, or take {CONFIG_NAME} away")
     stored.check_base(base, name)
     return base
 
 
 @contextmanager
-def _loading(what: str, name: str, settings: Model | Tokenizer) -> Iterator[None]:
-    """Turn whatever a library raises into a UserError of one line, as `reader.reading` does, also for the hub."""
+def _loading(what: str, name: str, settings: Model | Tokenizer | None) -> Iterator[None]:
+    """Turn whatever a library raises into a UserError of one line."""
     try:
         yield
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise UserError(f"cannot load {what} {name}: {_reason(error, settings)}") from error
-
-
-def _reason(error: Exception, settings: Model | Tokenizer) -> str:
-    """Describe why nothing could be loaded, and the way out, in one line."""
-    if settings.source != "hub":
-        return message_of(error)
-    way_out = "without network, use a local folder: --weights DIR"
-    return hub.reason(error, f"https://huggingface.co/{settings.name}", way_out)
+        reason = message_of(error)
+        if settings and settings.source == "hub":
+            way_out = "without network, use a local folder: --weights DIR"
+            reason = hub.reason(error, f"https://huggingface.co/{settings.name}", way_out)
+        raise UserError(f"cannot load {what} {name}: {reason}") from error
 
 
 def _check_architecture(config: PreTrainedConfig, architecture: Architecture, name: str) -> None:
     """Raise UserError unless a loaded model has the shape that the recipe plans with."""
     expected = architecture.config_keys()
     for key, value in shape_differences(architecture, config).items():
-        if key == "model_type":
-            raise UserError(f"{name} is a {value} model: {shape.way_out()}")
+        way_out = f"for a model of another architecture `rlhf new --model {name}` writes a recipe"
         raise UserError(
-            f"{name} has {key} {value}, the recipe says {expected[key]} (model.architecture.{key}): for a model of "
-            f"another architecture `rlhf new --model {name}` writes a recipe"
+            f"{name} has {key} {value}, and the recipe model.architecture.{key}: {expected[key]}: {way_out}"
         )
 
 

@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BitsAndBytesConfig,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -57,6 +58,7 @@ def random_base(
         model.hf_quantizer = quantizer
         quantizer.postprocess_model(model)
     model.hf_device_map = {"": device}
+    model.generation_config = GenerationConfig()  # a type's usual end token is none of this model's
     base: PreTrainedModel = model.eval()
     return base
 

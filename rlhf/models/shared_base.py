@@ -74,13 +74,18 @@ class SharedBase:
     def add_reward(self, adapter: Path, role: ScoreRole = "reward") -> None:
         """Add a reward model's adapter as a role, and its head."""
         weights = adapter_weights(adapter)
-        head = weights.pop(SCORE_WEIGHT)
+        weight = weights.pop(SCORE_WEIGHT)
         self.roles.add(role, adapter, weights)
-        self.score_heads[role] = _head(head).to(self.device).requires_grad_(False)
+        head = nn.Linear(weight.shape[1], 1, bias=False).requires_grad_(False)
+        head.weight.copy_(weight)
+        self.score_heads[role] = head.to(self.device)
 
     def add_value_head(self) -> nn.Linear:
         """Add a critic that is a head on the policy's hidden states. Return the head, which starts at zero."""
-        self.value_head = _zero_head(self.base.config.hidden_size).to(self.device)
+        head = nn.Linear(self.base.config.hidden_size, 1)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        self.value_head = head.to(self.device)
         return self.value_head
 
     def add_value_copy(self) -> nn.Linear:
@@ -98,15 +103,14 @@ class SharedBase:
         The critic starts as the normalised score of the reward model with the adapter in the folder `reward`,
         (score - `mean`) / `sd`, times `weight`.
         """
-        head = _zero_head(self.base.config.hidden_size)  # before the role, which draws from torch's generator too
+        head = self.add_value_head()  # before the role, which draws from torch's generator too
         weights = adapter_weights(reward)
         reward_head = weights.pop(SCORE_WEIGHT)
         self.roles.add("value", reward, weights, trainable=True)
         with torch.no_grad():
             head.weight.copy_(weight * (reward_head.float() / sd))
             head.bias.fill_(weight * (-mean / sd))
-        self.value_head = head.to(self.device)
-        return self.value_head
+        return head
 
     @property
     def role_trunk(self) -> RoleTrunk | None:
@@ -255,22 +259,6 @@ def end_ids(base: PreTrainedModel) -> frozenset[int]:
     value: Any = None if base.generation_config is None else base.generation_config.eos_token_id
     ids = value if isinstance(value, list) else [value]
     return frozenset(i for i in ids if type(i) is int and 0 <= i < len(base.get_output_embeddings().weight))
-
-
-def _zero_head(width: int) -> nn.Linear:
-    """Return a scalar head with a bias, float32, all zeros."""
-    head = nn.Linear(width, 1)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
-
-
-def _head(weight: Tensor) -> nn.Linear:
-    """Return a scalar head without bias, float32, with a copy of `weight` (1, H)."""
-    head = nn.Linear(weight.shape[1], 1, bias=False)
-    with torch.no_grad():
-        head.weight.copy_(weight.float())
-    return head
 
 
 def check_scores(scores: Tensor) -> None:

@@ -134,7 +134,7 @@ def describe(model: ModelFiles) -> ModelFacts:
     from transformers import AutoConfig, AutoTokenizer
 
     from rlhf.data import tokenize
-    from rlhf.models import architecture, folders, loading
+    from rlhf.models import architecture, folders
     from rlhf.run.reader import reading
 
     config = read_json(model.folder / CONFIG)
@@ -151,8 +151,6 @@ def describe(model: ModelFiles) -> ModelFacts:
             section = text.to_dict()
     except UserError as error:
         raise UserError(f"{model.name}: {error}") from None
-    if any(model.folder.glob("*.safetensors")):  # not of the hub, from where weights come later
-        loading.check_weights(model.folder)
     # Settings alone (tokenizer_config.json) are no tokenizer: transformers would ask for packages that convert one.
     if not any(file.exists() for pattern in VOCABULARIES for file in model.folder.glob(pattern)):
         raise UserError(f"no tokenizer in {model.name}: it has no tokenizer.json; copy the tokenizer's files there")
