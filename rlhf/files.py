@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import pickle
 import resource
 import shutil
 import time
@@ -12,6 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from rlhf.errors import UserError
+from rlhf.terminal import harmless, message_of
 
 AT_LIMIT, JUST = 0.9, 60  # share of a limit that a file in blocks stops at, and seconds since it was written to
 
@@ -166,3 +170,27 @@ def free_name(path: Path) -> Path:
 def finite(value: float) -> float | None:
     """Return the number, or None for NaN and infinity, which JSON cannot express."""
     return value if math.isfinite(value) else None
+
+
+@contextmanager
+def reading(file: Path | str) -> Iterator[None]:
+    """Turn any error of a library that reads a file of another process into a UserError of one line.
+
+    A library does not document what it raises for damaged content, so every exception counts; keep our own code outside
+    of the block. Running out of memory is not the file's fault, so that error passes unchanged.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, named without importing it
+            raise
+        raise UserError(f"{file}: cannot be read ({why_unreadable(error)})") from error
+
+
+def why_unreadable(error: BaseException) -> str:
+    """Return in a few words why a library could not read a file."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it holds other objects than tensors and numbers, or is damaged"
+    return harmless(message_of(error))

@@ -10,10 +10,10 @@ import click
 
 from rlhf.cli import container
 from rlhf.cli.choice import RUN, Choice, chooses_recipe
+from rlhf.packages import install_command, require
 from rlhf.recipe.stages import EVALUATE, MERGE
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
-from rlhf.run.packages import install_command, require
 from rlhf.terminal import say
 
 

@@ -14,11 +14,11 @@ from rlhf.data import formats
 from rlhf.data.worlds import additions, gym, lengths, sums, toy, toy_texts
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
+from rlhf.packages import install_command, package_version, require
 from rlhf.process.children import child_environment
 from rlhf.recipe import Recipe
 from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.schema_data import ReasoningGym
-from rlhf.run.packages import install_command, package_version, require
 from rlhf.run.reader import advising, read
 from rlhf.run.records import Generated
 from rlhf.terminal import excerpt

@@ -23,9 +23,9 @@ from rlhf.data import chat_template
 from rlhf.data.rows import Example, Message
 from rlhf.data.transcripts import HH_CHAT_TEMPLATE, render_hh
 from rlhf.errors import UserError
+from rlhf.files import why_unreadable
 from rlhf.recipe.choices import Template
 from rlhf.recipe.schema_model import Tokenizer
-from rlhf.run.reader import why_unreadable
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 # The text of `render_plain` as a chat template. GAP is '' or ' ': `write_chat_template` chooses the one that yields the

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rlhf.errors import OptionError, UserError
+from rlhf.packages import install_command, require
 from rlhf.process import proxies
-from rlhf.run.packages import install_command, require
 from rlhf.terminal import excerpt, harmless
 
 TIMEOUT = 300.0  # seconds for one answer

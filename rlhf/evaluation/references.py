@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from rlhf.data.corpus import Corpus, Prompt
+from rlhf.files import reading
 from rlhf.models.weights import check_base, check_report
-from rlhf.run.reader import reading
 
 Reference = tuple[str, str | None]  # the chosen answer, and the rejected one if there is a pair
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
+from rlhf.files import reading
 from rlhf.models.folders import share_weights
 from rlhf.models.precision import Model, computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
 from rlhf.models.weights import check_fits, tensors
 from rlhf.process import distributed
 from rlhf.recipe.schema_model import Lora
-from rlhf.run.reader import reading
 
 SCORE_WEIGHT = "base_model.model.score.weight"  # a reward model's head in its adapter
 # Names that peft takes for layers of experts, in its map of models whose experts became one tensor.

@@ -18,7 +18,7 @@ from rlhf.errors import UserError
 from rlhf.models import folders
 from rlhf.models.nf4 import nf4_config
 from rlhf.models.weights import check_finite
-from rlhf.run.packages import install_command, require
+from rlhf.packages import install_command, require
 from rlhf.terminal import message_of
 
 UNBOUNDED = 1 << 30  # tokenizers without a longest text name a far larger number

@@ -8,8 +8,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from rlhf.errors import UserError
-from rlhf.files import read_json
-from rlhf.run.reader import reading
+from rlhf.files import read_json, reading
 
 WEIGHTS = "*.safetensors"
 SIZES = ("vocab_size", "num_hidden_layers"), ("hidden_size",)

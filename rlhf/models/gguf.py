@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
-from rlhf.files import JsonObject, cache_root, read_json, sha256, sync_tree, write_json
+from rlhf.files import JsonObject, cache_root, read_json, reading, sha256, sync_tree, write_json
+from rlhf.packages import package_version, require
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe.schema_model import Model, PackageFile, is_gguf
-from rlhf.run.packages import package_version, require
-from rlhf.run.reader import reading
 from rlhf.terminal import excerpt
 from rlhf.terminal.progress import working
 

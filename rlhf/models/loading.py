@@ -29,9 +29,9 @@ from rlhf.models.lean.trunk import check_supported
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
 from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
 from rlhf.models.traits import check_lengths
+from rlhf.packages import install_command, require
 from rlhf.recipe.schema_model import Architecture, BaseSpec, Model, Tokenizer, is_gguf
 from rlhf.recipe.stages import PRETRAIN
-from rlhf.run.packages import install_command, require
 from rlhf.terminal import message_of
 
 ModelHead = Literal["lm", "score"]

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from rlhf.errors import UserError
+from rlhf.packages import install_command
 from rlhf.recipe.choices import Optimizer
-from rlhf.run.packages import install_command
 
 
 def new_optimizer(name: Optimizer, groups: Iterable[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
-from rlhf.run.reader import reading
+from rlhf.files import reading
 
 # Buffers that a model's code computes, and old checkpoints have: rotary frequencies, positions, causal masks.
 COMPUTED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids|(attn|attention)\.(masked_)?bias)$")

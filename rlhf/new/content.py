@@ -11,6 +11,7 @@ from rlhf.errors import OptionError, no_such
 from rlhf.files import JsonObject
 from rlhf.new.model import ModelFacts, ModelFiles
 from rlhf.new.options import NewOptions
+from rlhf.packages import package_version
 from rlhf.recipe import TrainingName
 from rlhf.recipe.context import context_length
 from rlhf.recipe.folders import available, default_root
@@ -22,7 +23,6 @@ from rlhf.recipe.schema_data import ReasoningGym
 from rlhf.recipe.schema_online import MODEL_REWARD
 from rlhf.recipe.stages import ONLINE, PPO
 from rlhf.recipe.strict import with_overrides
-from rlhf.run.packages import package_version
 
 BATCH = 16  # rows of an optimizer's step of the stages that learn from rows
 TOKENS, CPU_TOKENS = 1024, 256  # of a sequence, unless --max-length or shorter rows say otherwise

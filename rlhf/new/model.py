@@ -134,8 +134,8 @@ def describe(model: ModelFiles) -> ModelFacts:
     from transformers import AutoConfig, AutoTokenizer
 
     from rlhf.data import tokenize
+    from rlhf.files import reading
     from rlhf.models import architecture, folders
-    from rlhf.run.reader import reading
 
     config = read_json(model.folder / CONFIG)
     if config is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import UserError
-from rlhf.run.packages import install_command, require
+from rlhf.packages import install_command, require
 from rlhf.terminal import message_of, say
 
 TRACKERS = ("tensorboard", "trackio", "wandb")

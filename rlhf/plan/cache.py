@@ -14,7 +14,6 @@ from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.stages import EVALUATE, STAGE_TABLE
-from rlhf.run.packages import hash_of_modules, package_version
 from rlhf.terminal import say
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")

@@ -8,12 +8,12 @@ import psutil
 from pydantic import TypeAdapter
 
 from rlhf.files import cache_root
+from rlhf.packages import package_version
 from rlhf.plan import cache
 from rlhf.plan.hardware import Rates
 from rlhf.process import memory
 from rlhf.recipe import Recipe, StageName
 from rlhf.recipe.pinned import content_hash
-from rlhf.run.packages import package_version
 from rlhf.terminal.wording import GB
 
 # Bytes of a process beside tensors. Whole stages of cpu-tiny v1 with one row at a time had 0.54 to 0.66 GB resident at

@@ -116,7 +116,7 @@ def tokenizer_at_hand(recipe: Recipe) -> "DialogueTokenizer | None":
     if folder is None:
         return None
     from rlhf.data import tokenize
-    from rlhf.run.reader import reading
+    from rlhf.files import reading
 
     with suppress(UserError):
         return tokenize.load(folder, settings, reading(folder))

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from safetensors import safe_open
 
+from rlhf.files import reading
 from rlhf.plan.weights import NF4_BYTES
 from rlhf.recipe import Recipe, StageName
 from rlhf.recipe.stages import EVALUATE
-from rlhf.run.reader import reading
 from rlhf.stages.online.model_reward import ModelReward
 from rlhf.stages.online.rewards import find
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
+from rlhf.packages import hash_of_modules
 from rlhf.process import children, distributed, endings
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.process.task import Task, arguments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.stages import ONLINE
-from rlhf.run.packages import hash_of_modules
 from rlhf.run.provenance import code_version
 from rlhf.terminal import excerpt
 

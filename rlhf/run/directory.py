@@ -23,6 +23,7 @@ from typing import Any
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, finite, free_name, remove, sha256, sync_tree, write_json
+from rlhf.packages import package_versions
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.schema_model import BaseSpec
 from rlhf.recipe.stages import PRETRAIN, PolicyName
@@ -33,7 +34,6 @@ from rlhf.run.finished import REMADE, check_result, read_summary, result_files, 
 from rlhf.run.layout import FINDINGS, JUDGED_FILE, MANIFEST, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
 from rlhf.run.lock import locked
 from rlhf.run.logs import LOGS, Logs
-from rlhf.run.packages import package_versions
 from rlhf.run.parents import ANOTHER_PLACE, Parents
 from rlhf.run.provenance import code_version
 from rlhf.run.records import SCHEMA

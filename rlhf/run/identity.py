@@ -8,9 +8,9 @@ its commit, and a base of the run's own by the hash of its stage's result.
 import hashlib
 from pathlib import Path
 
+from rlhf.files import reading
 from rlhf.recipe import Recipe
 from rlhf.recipe.schema_model import is_gguf
-from rlhf.run.reader import reading
 
 SMALL = ("config.json", "generation_config.json", "*token*.json", "vocab*", "merges.txt", "*.model", "**/*.jinja")
 BEGINNING = 2**24  # bytes; in a GGUF file all but the tensors, in safetensors the header

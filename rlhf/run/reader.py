@@ -6,7 +6,6 @@ and the key.
 """
 
 import json
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from rlhf.errors import UserError
-from rlhf.files import JsonValue
+from rlhf.files import JsonValue, reading
 from rlhf.run.records import Record
-from rlhf.terminal import excerpt, harmless, message_of
+from rlhf.terminal import excerpt
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -66,36 +65,12 @@ def check(content: object, kind: type[RecordT], source: str) -> RecordT:
 
 
 @contextmanager
-def reading(file: Path | str) -> Iterator[None]:
-    """Turn any error of a library that reads a file of another process into a UserError of one line.
-
-    A library does not document what it raises for damaged content, so every exception counts; keep our own code outside
-    of the block. Running out of memory is not the file's fault, so that error passes unchanged.
-    """
-    try:
-        yield
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, named without importing it
-            raise
-        raise UserError(f"{file}: cannot be read ({why_unreadable(error)})") from error
-
-
-@contextmanager
 def advising(way_out: str) -> Iterator[None]:
     """Add the way out to a UserError that is raised inside."""
     try:
         yield
     except UserError as error:
         raise UserError(f"{error.lines[0]}; {way_out}", *error.lines[1:]) from error
-
-
-def why_unreadable(error: BaseException) -> str:
-    """Return in a few words why a library could not read a file."""
-    if isinstance(error, pickle.UnpicklingError):
-        return "it holds other objects than tensors and numbers, or is damaged"
-    return harmless(message_of(error))
 
 
 def _parse(text: bytes) -> JsonValue:

@@ -75,6 +75,6 @@ def test_a_wheel_plans_from_an_empty_folder(installed, tmp_path):
 
 
 def test_what_is_missing_is_installed_without_a_checkout(installed, tmp_path):
-    code = "from rlhf.run.packages import install_command; print(install_command('gpu'))"
+    code = "from rlhf.packages import install_command; print(install_command('gpu'))"
     done = run(installed.parent / "python", tmp_path, "-c", code)
     assert "bitsandbytes" in done.stdout and ">=0.50" in done.stdout and "'.[gpu]'" not in done.stdout

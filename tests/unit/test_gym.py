@@ -9,8 +9,8 @@ import pytest
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.data.worlds import gym
+from rlhf.packages import package_version
 from rlhf.recipe import Recipe
-from rlhf.run.packages import package_version
 from rlhf.stages.online.rewards import find
 from tests.helpers import small
 from tests.lines import read_all_lines

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     *(("__main__",), ("cli",), ("report", "new"), ("rating",), ("plan",), ("stages",), ("evaluation",), ("rollout",)),
     *(("models",), ("data",), ("process", "observe"), ("run",), ("recipe",)),
-    *(("files", "terminal", "objectives", "stats"), ("errors",)),
+    *(("packages",), ("files",), ("terminal", "objectives", "stats"), ("errors",)),
 )
 LEVEL = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 RUN_DIRECTORY = {"directory", "parents", "finished", "checkpoints", "logs", "outcomes", "named", "comparisons"}
@@ -29,7 +29,11 @@ def test_imports_point_down():
         for package, below, *name in (imported.split(".") for imported in imports(file) if "." in imported):
             if package == "rlhf" and part != "__init__" and below != part and LEVEL.get(below, 99) <= LEVEL[part]:
                 wrong.append(f"{file} imports {below}, which is not below it")
-            if package == "rlhf" and part in ("models", "data") and below == "run" and RUN_DIRECTORY & {*name[:1]}:
+            if (
+                package == "rlhf"
+                and below == "run"
+                and (part == "models" or (part == "data" and name[0] in RUN_DIRECTORY))
+            ):
                 wrong.append(f"{file} imports {below}.{name[0]}: models and data need no run directory")
     wrong += [f"{file} imports rlhf" for file in (ROOT / "peakmem").rglob("*.py") if "rlhf" in str(imports(file))]
     assert not wrong, "\n".join(wrong)

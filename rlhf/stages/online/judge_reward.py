@@ -13,10 +13,10 @@ from pathlib import Path
 from rlhf.data.normal import says_something
 from rlhf.evaluation.judging import Endpoint, Refused, Unavailable, conclusion, question
 from rlhf.files import append, replacing
+from rlhf.packages import install_command, require
 from rlhf.process.threads import results_of
 from rlhf.run import reader
 from rlhf.run.layout import JUDGED_FILE
-from rlhf.run.packages import install_command, require
 from rlhf.run.records import Amount, Count, Record
 
 EASY = "Reply with the number 1 and nothing else."

@@ -21,7 +21,7 @@ from decimal import Decimal
 
 from rlhf.data.normal import normalise, plain_signs, says_something, words
 from rlhf.data.worlds import gym
-from rlhf.run.packages import install_command, require
+from rlhf.packages import install_command, require
 
 QUOTED = 60  # characters of an answer in a message
 # 7, 1,234.50, .5, -1e3, -$5. A minus after a word or a closing bracket is not a sign (10-5, f(x)-5), and a point after

@@ -11,6 +11,7 @@ from transformers import get_scheduler
 
 from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.errors import UserError
+from rlhf.files import reading
 from rlhf.models.adapters import save_adapter
 from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.models.random_state import random_state, set_random_state
@@ -23,7 +24,6 @@ from rlhf.recipe.schema_model import BaseSpec
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.run.checkpoints import require_usable
 from rlhf.run.layout import ADAPTER
-from rlhf.run.reader import reading
 from rlhf.stages.online.role_passes import ScoreNorm
 from rlhf.terminal import say
 
