@@ -29,11 +29,8 @@ def test_imports_point_down():
         for package, below, *name in (imported.split(".") for imported in imports(file) if "." in imported):
             if package == "rlhf" and part != "__init__" and below != part and LEVEL.get(below, 99) <= LEVEL[part]:
                 wrong.append(f"{file} imports {below}, which is not below it")
-            if (
-                package == "rlhf"
-                and below == "run"
-                and (part == "models" or (part == "data" and name[0] in RUN_DIRECTORY))
-            ):
+            knows = part == "models" or (part == "data" and name[:1] and name[0] in RUN_DIRECTORY)
+            if package == "rlhf" and below == "run" and knows:
                 wrong.append(f"{file} imports {below}.{name[0]}: models and data need no run directory")
     wrong += [f"{file} imports rlhf" for file in (ROOT / "peakmem").rglob("*.py") if "rlhf" in str(imports(file))]
     assert not wrong, "\n".join(wrong)

@@ -189,10 +189,8 @@ def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_pat
     loaded = local(checkpoint, **{f"model__architecture__{key}": value})
     with pytest.raises(UserError) as caught:
         load_base(StageRun(tmp_path, loaded, "sft").base, CPU)
-    assert str(caught.value) == (
-        f"{checkpoint} has {key} {real}, the recipe says {value} (model.architecture.{key}): for a model of another "
-        f"architecture `rlhf new --model {checkpoint}` writes a recipe"
-    )
+    assert f"{checkpoint} has {key} {real}" in str(caught.value)
+    assert f"model.architecture.{key} is {value}" in str(caught.value)
 
 
 # -- dialogues ---------------------------------------------------------------------------------------------------------
