@@ -214,10 +214,8 @@ def _check_architecture(config: PreTrainedConfig, architecture: Architecture, na
     """Raise UserError unless a loaded model has the shape that the recipe plans with."""
     expected = architecture.config_keys()
     for key, value in shape_differences(architecture, config).items():
-        way_out = f"for a model of another architecture `rlhf new --model {name}` writes a recipe"
-        raise UserError(
-            f"{name} has {key} {value}, and the recipe model.architecture.{key}: {expected[key]}: {way_out}"
-        )
+        way_out = f"`rlhf new --model {name}` writes a recipe for it"
+        raise UserError(f"{name} has {key} {value}, and model.architecture.{key} is {expected[key]}: {way_out}")
 
 
 def conversion_of(spec: BaseSpec) -> JsonObject | None:
