@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from peakmem import cards
 from rlhf.files import cache_root, replacing, sha256
+from rlhf.packages import hash_of_modules, package_version
 from rlhf.plan.hardware import Rates, gpu_of
 from rlhf.plan.phases import RehearsedStage
 from rlhf.process.cuda import expandable_segments
