@@ -28,9 +28,9 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Rm
 from rlhf.run.directory import StageRun
 from rlhf.stages.result import Result
-from rlhf.stages.supervised.pairs import StagePairs, stage_pairs
+from rlhf.stages.supervised.pairs import stage_pairs
 from rlhf.stages.supervised.trainer import ROWS, RunTrainer
-from rlhf.stages.supervised.training import arguments, free_memory, train
+from rlhf.stages.supervised.training import arguments, train
 from rlhf.terminal.progress import working
 
 SAMPLES = 8  # held-out pairs whose scores are kept
@@ -44,37 +44,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
 
     pairs = stage_pairs(run, tokenizer, corpus.preferences(run.stage), options)
 
-    chosen, rejected, best_step = _fit(run, tokenizer, pairs, device, telemetry)
-    free_memory()
-    rows = zip(pairs.heldout_rows, chosen.tolist(), rejected.tolist(), strict=True)
-    run.logs.samples(0, [_sample_row(tokenizer, *row) for row in itertools.islice(rows, SAMPLES)])
-    margins, both = chosen - rejected, torch.cat([chosen, rejected])
-    metrics = {
-        "accuracy": accuracy(margins),
-        "margin": margins.mean().item(),
-        "score_mean": both.mean().item(),
-        "score_sd": both.std().item(),
-        "train_pairs": len(pairs.training),
-        "heldout_pairs": len(pairs.heldout),
-        **pairs.cuts,
-        **best_step,
-    }
-    if recipe.data.has_true_reward:
-        assert recipe.data.toy
-        metrics |= _against_best_possible(tokenizer, pairs.heldout_rows, margins, recipe.data.toy.bayes_accuracy)
-    return Result(metrics, telemetry.costs())
-
-
-def _fit(
-    run: StageRun, tokenizer: DialogueTokenizer, pairs: StagePairs, device: torch.device, telemetry: Telemetry
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-    """Train one reward model and write it.
-
-    Returns its scores (N,) of the chosen and rejected held-out responses, and what `train` does. Only this function
-    holds the model, so that `free_memory` can free it afterwards.
-    """
-    recipe = run.loaded.recipe
-    options = recipe.options(Rm, run.stage)
     torch.manual_seed(run.seed)  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
         base = load_base(run.base, device, head="score")
@@ -101,7 +70,25 @@ def _fit(
     best_step = train(trainer, run, telemetry, pairs.lengths())
 
     with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out pairs"):
-        return *_scores(model, tokenizer, pairs.heldout, options), best_step
+        chosen, rejected = _scores(model, tokenizer, pairs.heldout, options)
+
+    rows = zip(pairs.heldout_rows, chosen.tolist(), rejected.tolist(), strict=True)
+    run.logs.samples(0, [_sample_row(tokenizer, *row) for row in itertools.islice(rows, SAMPLES)])
+    margins, both = chosen - rejected, torch.cat([chosen, rejected])
+    metrics = {
+        "accuracy": accuracy(margins),
+        "margin": margins.mean().item(),
+        "score_mean": both.mean().item(),
+        "score_sd": both.std().item(),
+        "train_pairs": len(pairs.training),
+        "heldout_pairs": len(pairs.heldout),
+        **pairs.cuts,
+        **best_step,
+    }
+    if recipe.data.has_true_reward:
+        assert recipe.data.toy
+        metrics |= _against_best_possible(tokenizer, pairs.heldout_rows, margins, recipe.data.toy.bayes_accuracy)
+    return Result(metrics, telemetry.costs())
 
 
 def _scores(
