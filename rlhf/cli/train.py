@@ -136,8 +136,6 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
     summary_table(summary)
     if result is not None:
         screen.OUT.print(f"written to {path}", style="dim")
-    if result is not None and result.examples:
-        title = f"held-out prompts, {result.examples.rule}"
-        for number, example in enumerate(result.examples.shown):
-            show_sample("" if number else title, *example)
+        for number, example in enumerate(result.examples):
+            show_sample("" if number else "held-out prompts, the first whose answer changed", *example)
     return path

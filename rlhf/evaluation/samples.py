@@ -12,7 +12,6 @@ from rlhf.data.worlds import gym
 from rlhf.evaluation.policies import PolicySamples
 from rlhf.files import JsonObject
 from rlhf.run.evidence import judgements
-from rlhf.run.outcomes import Example, Examples
 
 LabelT = TypeVar("LabelT", bound=str)  # names of policies
 SHOWN = 3  # prompts
@@ -71,10 +70,11 @@ def expected_answers(corpus: Corpus) -> dict[Prompt, str]:
     return expected
 
 
-def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples]) -> Examples:
+def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples]) -> list[tuple[str, dict[str, str]]]:
     """Return the first SHOWN prompts to which the second policy answers otherwise than the first one, the start.
 
-    Under each policy's name stands the last turn's answer, with the number that counts most.
+    Of a prompt it is the last turn of the user, then the answers by label, such as `ppo (score 1.30)`: the policy's
+    name with the number that counts most.
     """
     start, *others = samples.values()
     after = others[0] if others else start
@@ -90,5 +90,5 @@ def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples])
             answers[label + beside] = policy.texts[i]
         prompt = prompts[i // start.samples_per_prompt]
         question = next((message.content for message in reversed(prompt) if message.role == "user"), prompt[-1].content)
-        shown.append(Example(question, answers))
-    return Examples("the first whose answer changed", shown)
+        shown.append((question, answers))
+    return shown

@@ -1,25 +1,11 @@
 """Typed records of what evaluations, checks of data and reproductions have written."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated
 
 from pydantic import Field
 
 from rlhf.run.records import Amount, Code, Count, DataFile, Device, Number, Record, Summary
-
-
-class Example(NamedTuple):
-    """The last turn of a prompt's user, and the answers by label, such as `PPO (score 1.30)`."""
-
-    question: str
-    answers: Mapping[str, str]
-
-
-class Examples(NamedTuple):
-    """Held-out prompts with answers that a command shows, and the rule by which they were chosen."""
-
-    rule: str
-    shown: Sequence[Example]
 
 
 class Answer(Record):
@@ -53,14 +39,6 @@ class SampleLine(Record):
     def answers(self) -> Mapping[str, Answer]:
         """Return the answers by policy."""
         return {name: answer for name, answer in self.__pydantic_extra__.items() if isinstance(answer, Answer)}
-
-
-def by_prompt(lines: Iterable[SampleLine]) -> dict[str, list[SampleLine]]:
-    """Return the lines of each prompt, in their order."""
-    groups: dict[str, list[SampleLine]] = {}
-    for line in lines:
-        groups.setdefault(line.prompt, []).append(line)
-    return groups
 
 
 class HeldoutPair(Record):

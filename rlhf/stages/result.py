@@ -1,8 +1,8 @@
 """The outcome that every stage returns to the runner."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.run.outcomes import Examples
 from rlhf.run.records import Costs
 
 
@@ -11,4 +11,4 @@ class Result(NamedTuple):
 
     metrics: dict[str, float]
     costs: Costs
-    examples: Examples | None = None
+    examples: Sequence[tuple[str, Mapping[str, str]]] = ()  # as `rlhf.evaluation.samples.examples` returns them
