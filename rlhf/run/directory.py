@@ -93,17 +93,13 @@ class StageRun:
         summary = read_summary(self.path)
         if summary is None:
             return None
-        manifest = self.parents.check_same(self.stage)
+        manifest = self.parents.check_same(self.stage, parents=self.stage not in REMADE)
         check_result(self.path, summary, largest=LARGE)
-        hashes = self.parents.hashes(self.stage)
-        changed: list[str] = [name for name, digest in hashes.items() if manifest.parents.get(name) != digest]
-        read = {file.name: file.sha256 for file in manifest.data.files} if manifest.data else {}
-        changed += [name for name, digest in read.items() if self._changed(name, digest)]
+        read = manifest.data.files if manifest.data else []
+        changed = [file.name for file in read if self._changed(file.name, file.sha256)]
         if changed and self.stage not in REMADE:
-            for name in hashes:
-                read_summary(self.parents.folder(name))  # one that is damaged is named itself
             raise UserError(f"{self.path} was made from another {', '.join(changed)}; {ANOTHER_PLACE}")
-        return None if changed or manifest.parents.keys() != hashes.keys() else summary
+        return None if changed or manifest.parents != self.parents.hashes(self.stage) else summary
 
     def check_nothing_lost(self) -> None:
         """Raise UserError where an unfinished run has a checkpoint: only an option may continue it or set it aside."""
@@ -288,16 +284,11 @@ class StageRun:
     def _checkpoint_to_resume(self) -> records.Checkpoint | None:
         """Return the record of the checkpoint that this run continues from, and take over its manifest and times.
 
-        None if there is nothing to continue. Without a whole manifest the stage stopped before its first step, or the
-        file was lost later, and nothing shows that the checkpoints belong to this stage. Raises UserError if its
-        settings or parents were others.
+        None if there is nothing to continue: without a manifest the stage stopped before its first step, or the file
+        was lost later, and nothing shows that the checkpoints belong to this stage. Raises UserError if its settings or
+        parents were others, and for a damaged manifest.
         """
         if (self.path / SUMMARY).exists() or not (self.path / MANIFEST).exists():
-            return None
-        try:
-            reader.read(self.path / MANIFEST, records.Manifest)
-        except UserError as error:
-            say(f"{self.stage}: {error}; starting afresh")
             return None
         manifest = self.parents.check_same(self.stage, base=True, parents=True)
         self.resumed_from = self.checkpoints.latest()
