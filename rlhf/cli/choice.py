@@ -114,7 +114,7 @@ class Choice:
         found = guide_of(default)
         if found is None:
             raise OptionError(f"--guide: {default.parent} follows no published guide; leave it out")
-        return found[0]
+        return found
 
     def _changed(self, folder: Path, changes: Changes) -> PinnedRecipe:
         """Return the recipe in a folder with its data, weights and changes."""

@@ -99,14 +99,13 @@ def having(stage: StageName, default: Path, root: Path) -> Path:
     return next((d for d in reversed(others) if d.parent.name in alike), default)
 
 
-def guide_of(directory: Path) -> tuple[Path, str] | None:
-    """Return the version of a recipe that keeps the settings of a published guide, with the guide's name.
+def guide_of(directory: Path) -> Path | None:
+    """Return the version of a recipe that keeps the settings of a published guide.
 
     It is the first version, if its published figures are a guide's: later ones change its settings. None without one.
     """
     first = next(version for version in available(directory.parents[1]) if version.parent == directory.parent)
-    guide = next((figure.guide for figure in load(first).figures if figure.guide), None)
-    return (first, guide) if guide else None
+    return first if any(figure.guide for figure in load(first).figures) else None
 
 
 def is_default(directory: Path, root: Path) -> bool:
@@ -137,7 +136,6 @@ def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
     """Return the message for a stage that a recipe does not have. It names recipes beside this one that have it."""
     if stage == PRETRAIN:
         return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.origin}"
-    beside = loaded.directory.absolute().parents[1]
-    named = [*map(str, with_stage(stage, beside))][:MOST_NAMED]
+    named = [*map(str, with_stage(stage, loaded.directory.parent.parent))][:MOST_NAMED]
     instead = f", or use --recipe {' or '.join(named)}" if named else ""
     return f"{stage}: {loaded.directory} has no such stage; add a section {stage}{instead}"

@@ -38,7 +38,8 @@ def validate(
 ) -> SectionT:
     """Return `content` as a section. Raises UserError about the first problem; an unknown key comes before any other.
 
-    The message names `--set` where one of `overrides` is at fault, and puts `prefix` before every key.
+    The message names the line of the key, or `--set` where one of `overrides` may be at fault; `prefix` stands before
+    every key.
     """
     try:
         return kind.model_validate(content)
@@ -47,10 +48,8 @@ def validate(
     parts = [str(p) for p in problem["loc"] if re.fullmatch(r"\w+", str(p)) and p not in PLAIN_TYPES]
     key = (prefix + ".".join(parts)).rstrip(".")  # of the whole object: the prefix alone
     by_option = any(f"{o}.".startswith(f"{key}.") or f"{key}.".startswith(f"{o}.") for o in overrides)
-    if problem["type"] == "missing" and len(parts) > 1:  # in a section that is in the file, or that --set began
-        by_option = line_of(file, key.split(".")[:-1]) is None
     line = None if by_option or not key else line_of(file, key.split("."))
-    place = f"{file} with --set" if by_option or (overrides and not key) else f"{file}:{line}" if line else str(file)
+    place = f"{file}:{line}" if line else f"{file} with --set" if overrides else str(file)
     raise UserError(f"{place}: {_in_words(kind, problem, key, prefix)}")
 
 
