@@ -12,6 +12,7 @@ from rlhf.plan import plan as planning
 from rlhf.plan import published_figures
 from rlhf.plan.fit import USABLE, refuse_less_than_the_base
 from rlhf.plan.fit import fit as fitting
+from rlhf.plan.own_rows import read_rows
 from rlhf.plan.phases import ON_HOST
 from rlhf.plan.plan import Plan, PlannedStage, StageTime
 from rlhf.plan.predict import Predictor, card_needed_bytes, predicted_stages
@@ -120,7 +121,7 @@ def stage_rows(made: Plan) -> list[tuple[str, ...]]:
 
 
 def _needs(planned: PlannedStage) -> int:
-    return planned.card_needed_bytes + planned.server_bytes + planned.reward_bytes
+    return planned.card_needed_bytes + planned.beside_bytes
 
 
 def _verdict(made: Plan, planned: PlannedStage) -> str:
@@ -166,7 +167,6 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int) ->
     refuse_less_than_the_base(loaded, on_card, limit)
     with Predictor() as predictor, working("looking for settings that fit") as say:
         found = fitting(predictor.predict, loaded, on_card, limit, say)
-        hours = None if found.too_large else planning.hours_before_and_after(predictor, loaded, found)
     needs = {stage: card_needed_bytes(predicted.whole) for stage, predicted in found.stages.items()}
     rows = [(stage, gb(need), "NO" if stage in found.too_large else "fits") for stage, need in needs.items()]
     title = f"{loaded.name} {loaded.version}: settings predicted to need at most {gb(limit)} GB"
@@ -176,11 +176,11 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int) ->
             f"--fit: {', '.join(found.too_large)} needs {gb(max(needs[stage] for stage in found.too_large))} GB "
             f"with the smallest settings, more than {gb(limit)}: allow more, or shorten rows: --set STAGE.max_length=N"
         )
-    changes = loaded.with_changes(found.changes).overrides
-    words = " ".join(f"--set {key}={as_yaml(value)}" for key, value in changes.items())
+    changed = loaded.with_changes(found.changes)
+    words = " ".join(f"--set {key}={as_yaml(value)}" for key, value in changed.overrides.items())
     screen.OUT.print(f"for every stage alike: {words or 'nothing to change'}", soft_wrap=True)
-    if hours:
-        screen.OUT.print(f"projected hours: {hours[0]:.2f} as the recipe is, {hours[1]:.2f} with these settings")
+    if hours := planning.training_hours(changed, found.stages, read_rows(loaded.recipe, found.stages)):
+        screen.OUT.print(f"projected hours with these settings: {sum(hours.values()):.2f}")
 
 
 def _show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure]) -> None:

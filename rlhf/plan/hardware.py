@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from peakmem.cards import CARDS, UNKNOWN, Card, Gpu
+from peakmem.cards import CARDS, UNKNOWN, Gpu
 
 
 class Rates(NamedTuple):
@@ -12,18 +12,14 @@ class Rates(NamedTuple):
     flops: float  # operations of products; of a card bfloat16 with float32 accumulation, dense
     bandwidth: float  # bytes per second
     source: str
-    link: float | None = None  # bytes per second that it can receive from the others of its machine
 
 
-_PAPER_4090 = "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"
-_LINK_4090 = "PCIe 4.0 x16 in one direction: 16 lanes of 16 GT/s, 128b/130b"
-_SXM = "SXM (half of the rates with sparsity, NVLink of both directions)"
-RATES = {  # several cards need a name of their own, because their rates include the link between them
-    "4090": Rates(165.2e12, 1.008e12, _PAPER_4090),
-    "2x4090": Rates(165.2e12, 1.008e12, f"{_PAPER_4090}; {_LINK_4090}", link=31.5e9),
+_SXM = "data sheet, SXM (half of the rate with sparsity)"
+RATES = {  # by peakmem's names of cards
+    "4090": Rates(165.2e12, 1.008e12, "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"),
     "h100": Rates(756e12, 2.0e12, "NVIDIA H100 data sheet, PCIe (half of the rate with sparsity)"),
-    "8xh100": Rates(989.5e12, 3.35e12, f"NVIDIA H100 data sheet, {_SXM}", link=450e9),
-    "h200": Rates(989.5e12, 4.8e12, "NVIDIA H200 data sheet, SXM (half of the rate with sparsity)"),
+    "h100-sxm": Rates(989.5e12, 3.35e12, f"NVIDIA H100 {_SXM}"),
+    "h200": Rates(989.5e12, 4.8e12, f"NVIDIA H200 {_SXM}"),
     "t4": Rates(65e12, 320e9, "NVIDIA T4 data sheet, float16"),
     "a100": Rates(312e12, 2.039e12, "NVIDIA A100 data sheet, 80 GB SXM"),
     "3060": Rates(25.5e12, 360e9, "NVIDIA GeForce RTX 3060 12 GB; the 3090's matrix rate by units and boost clock"),
@@ -32,17 +28,21 @@ RATES = {  # several cards need a name of their own, because their rates include
     "l40s": Rates(362.05e12, 864e9, "NVIDIA L40S data sheet (half of the rate with sparsity)"),
     "5090": Rates(209.5e12, 1.792e12, "NVIDIA RTX Blackwell GPU architecture white paper, GeForce RTX 5090"),
 }
-SOLD_AS = {"8xh100": "h100-sxm"}  # where a machine has other cards than its name says
 
 
-def card_of(hardware: str) -> Card | None:
-    """Return the card, of which there may be several: `2xh100` are two of `h100`; None for an unlisted name."""
-    return CARDS.get(SOLD_AS.get(hardware) or re.sub(r"^\d+x", "", hardware))
+def _one_of(hardware: str) -> str:
+    """Return the name of one of several cards: `2xh100` are two of `h100`, and `8xh100` have a form of their own."""
+    return "h100-sxm" if hardware == "8xh100" else re.sub(r"^\d+x", "", hardware)
+
+
+def rates_of(hardware: str) -> Rates | None:
+    """Return the nominal rates of a card; None where they are not known."""
+    return RATES.get(_one_of(hardware))
 
 
 def gpu_of(hardware: str) -> Gpu:
     """Return the GPU; of an unlisted name the one that takes most."""
-    card = card_of(hardware)
+    card = CARDS.get(_one_of(hardware))
     return card.gpu if card else UNKNOWN
 
 
@@ -51,7 +51,7 @@ def lacks_bfloat16(hardware: str) -> str | None:
 
     Tensor cores multiply bfloat16 from compute capability 8.0 on; older cards convert each number to float32.
     """
-    card = card_of(hardware)
+    card = CARDS.get(_one_of(hardware))
     if card is None or card.gpu.capability >= (8, 0):
         return None
     major, minor = card.gpu.capability

@@ -5,10 +5,10 @@ rows that a recipe admits.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.data.normal import words
 from rlhf.data.source import read_source
@@ -19,12 +19,11 @@ from rlhf.recipe.schema_model import Model, Tokenizer, is_gguf
 from rlhf.recipe.stages import STAGE_TABLE, TRAINING_STAGES
 
 if TYPE_CHECKING:
-    from rlhf.data.corpus import Corpus, Prompt, Split
+    from rlhf.data.corpus import Prompt, Split
     from rlhf.data.tokenize import DialogueTokenizer
 
 SAMPLE = 2000  # rows whose lengths are counted; all rows are counted as rows
 UNCUT = 10**9  # tokens
-Answers = tuple["Prompt", str, str]  # prompt, chosen and rejected answer; both the same, or empty, in other rows
 Lengths = Sequence[tuple[int, int, int]]  # tokens of a prompt, of the chosen and of the rejected answer
 
 
@@ -69,44 +68,33 @@ def read_rows(recipe: Recipe, stages: Iterable[StageName]) -> OwnRows | None:
     counted: dict[TrainingName, Rows] = {}
     for stage in training:
         try:
-            corpus.of_stage(stage, recipe.tokenizer.template)
-            counted[stage] = _rows(corpus, stage, tokenizer)
+            rows_of_stage = corpus.of_stage(stage, recipe.tokenizer.template)
         except UserError as error:
             lacking[stage] = str(error)
+        else:
+            counted[stage] = _counted(rows_of_stage, STAGE_TABLE[stage].rows, tokenizer)
     return OwnRows(counted, lacking, "words" if tokenizer is None else "tokens")
 
 
-def _rows(corpus: "Corpus", stage: TrainingName, tokenizer: "DialogueTokenizer | None") -> Rows:
-    split = _split(corpus, stage)
+def _counted(split: "Split[Any]", kind: str, tokenizer: "DialogueTokenizer | None") -> Rows:
+    """Return the numbers of a stage's rows, and the lengths of some in tokens, or without a tokenizer in words."""
     heldout = len(split) - len(split.train) - (len(split.test) if split.has_validation else 0)
     sample = random.Random(0).sample(split.train, min(SAMPLE, len(split.train)))
-    count = _counter(tokenizer)
+    prompts, *answers = zip(*(_dialogue(row, kind) for row in sample), strict=True)
     if tokenizer is None:
-        prompts = count([render_hh(prompt) for prompt, _, _ in sample])
+        texts = [[render_hh(prompt) for prompt in prompts], *answers]
+        columns = [[len(words(text)) for text in column] for column in texts]
     else:
-        prompts = [len(ids) for ids in tokenizer.encode_prompts([prompt for prompt, _, _ in sample], UNCUT)[0]]
-    chosen, rejected = count([chosen for _, chosen, _ in sample]), count([rejected for _, _, rejected in sample])
-    return Rows(len(split.train), heldout, list(zip(prompts, chosen, rejected, strict=True)))
+        tokens = [tokenizer.hf(list(column), add_special_tokens=False)["input_ids"] for column in answers]
+        columns = [[len(ids) for ids in column] for column in (tokenizer.encode_prompts(prompts, UNCUT)[0], *tokens)]
+    return Rows(len(split.train), heldout, list(zip(*columns, strict=True)))
 
 
-def _split(corpus: "Corpus", stage: TrainingName) -> "Split[Answers]":
-    """Return a stage's rows, each as a prompt and two answers."""
-    rows = STAGE_TABLE[stage].rows
-    if rows == "demonstrations":
-        return corpus.demonstrations().map(lambda rows: [(row.prompt, row.response, row.response) for row in rows])
-    if rows == "pairs":
-        return corpus.preferences(stage).map(lambda rows: [(row.prompt, row.chosen, row.rejected) for row in rows])
-    if rows == "judged":
-        return corpus.judged(stage).map(lambda rows: [(row.prompt, row.response, row.response) for row in rows])
-    return corpus.prompts(stage).map(lambda prompts: [(prompt, "", "") for prompt in prompts])
-
-
-def _counter(tokenizer: "DialogueTokenizer | None") -> Callable[[list[str]], list[int]]:
-    """Return what counts the tokens of texts, or without a tokenizer their words."""
-    if tokenizer is None:
-        return lambda texts: [len(words(text)) for text in texts]
-    hf = tokenizer.hf
-    return lambda texts: [len(ids) for ids in hf(texts, add_special_tokens=False)["input_ids"]]
+def _dialogue(row: Any, kind: str) -> "tuple[Prompt, str, str]":
+    """Return the prompt, the chosen and the rejected answer of a row: both the same in one that has one, or empty."""
+    if kind == "pairs":
+        return row.prompt, row.chosen, row.rejected
+    return (row, "", "") if kind == "prompts" else (row.prompt, row.response, row.response)
 
 
 def tokenizer_at_hand(recipe: Recipe) -> "DialogueTokenizer | None":

@@ -1,7 +1,6 @@
 """The plan of a recipe: the memory, time and money that its stages take, predicted or projected before they run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,11 +9,9 @@ from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.plan import hardware as listed
 from rlhf.plan import machine, padding, projection, ranks
-from rlhf.plan.fit import Fit
 from rlhf.plan.own_rows import OwnRows, read_rows
-from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError
+from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage
 from rlhf.plan.predict import Predictor, card_needed_bytes
-from rlhf.plan.ranks import RankTraffic
 from rlhf.plan.reward_models import beside
 from rlhf.process import memory
 from rlhf.recipe import PinnedRecipe, Recipe, StageName, published
@@ -33,7 +30,6 @@ class StageTime:
     projected_hours: float
     projected_hours_range: tuple[float, float]
     projected_cost: float | None
-    between_ranks: RankTraffic | None  # None for one card, and where the link or the layers are not known
 
 
 @dataclass(frozen=True)
@@ -43,14 +39,13 @@ class PlannedStage:
     in_memory_of: Device | Literal["host"]
     peak_bytes: int
     card_needed_bytes: int
-    server_bytes: int  # that a vLLM server of this stage takes of the same card while the stage needs most
+    beside_bytes: int  # that a vLLM server and reward models of others take of the same memory
     fits: bool | None  # the card, or on a CPU what is free here; None if neither is known
     published_bytes: list[tuple[int | None, int | None]] | None  # published ranges, from low to high; a number is both
     verdict: VerdictWord | None  # on the peak, by the published figures
     phases: dict[str, PredictedPhase]
     time: StageTime | None  # None where rates of the card or the number of rows are not known
     no_time: str | None = None  # why hours of a stage that trains are not projected
-    reward_bytes: int = 0  # that reward models of others take beside the stage
 
 
 @dataclass(frozen=True)
@@ -63,11 +58,9 @@ class Plan:
     hardware: str
     card_bytes: int | None
     cards: int
-    price_per_hour: float | None  # dollars for one card
     stages: dict[StageName, PlannedStage]
     row_lengths: str = ""  # where the lengths of rows come from, in words
-    free_bytes: int | None = None  # for a recipe on a CPU, with what decides it in words
-    free_words: str = ""
+    free_bytes: int | None = None  # for a recipe on a CPU
     speed: str = ""  # of this machine, in words
 
     def as_json(self) -> JsonObject:
@@ -120,27 +113,11 @@ def plan_of(
         hardware=hardware.name,
         card_bytes=None if hardware.memory_gb is None else round(hardware.memory_gb * GB),
         cards=hardware.count,
-        price_per_hour=price,
         stages={stage: _stage(loaded, stage, found, price, own, free) for stage, found in predicted.items()},
         row_lengths=_row_lengths(loaded.recipe, own),
         free_bytes=free.size if free else None,
-        free_words=free.words if free else "",
         speed=machine.speed(measured) if measured else "",
     )
-
-
-def hours_before_and_after(predictor: Predictor, loaded: PinnedRecipe, fits: Fit) -> tuple[float, float] | None:
-    """Return projected hours of the training stages with the recipe's own settings and with those that fit.
-
-    None where the hours of a stage are not known. Raises what `make_plan` raises.
-    """
-    training = [stage for stage in fits.stages if stage in TRAINING_STAGES]
-    own = read_rows(loaded.recipe, fits.stages)
-    if not training or any(_why_no_time(loaded.recipe, stage, own) for stage in training):
-        return None
-    before: dict[StageName, PredictedStage] = {stage: predictor.predict(loaded, stage) for stage in training}
-    after = training_hours(loaded.with_changes(fits.changes), fits.stages, own)
-    return sum(training_hours(loaded, before, own).values()), sum(after.values())
 
 
 def training_hours(
@@ -172,19 +149,18 @@ def _stage(
     hardware = loaded.recipe.hardware
     place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
     whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
-    server, reward_models = server_bytes(loaded.recipe, stage), beside(loaded.recipe, stage).size
+    others = server_bytes(loaded.recipe, stage) + beside(loaded.recipe, stage).size
     fits = None
     if free:
-        fits = machine.needed_bytes(loaded.recipe, stage, whole.peak_bytes) + reward_models <= free.size
+        fits = machine.needed_bytes(loaded.recipe, stage, whole.peak_bytes) + others <= free.size
     elif card and place == "cuda":
-        fits = need + server + reward_models <= card * GB
+        fits = need + others <= card * GB
     figures = [figure for figure in loaded.figures if figure.stage == stage and figure.metric == "peak_vram_gb"]
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
         card_needed_bytes=need,
-        server_bytes=server,
-        reward_bytes=reward_models,
+        beside_bytes=others,
         fits=fits,
         published_bytes=[(_bytes(low), _bytes(high)) for low, high in (f.printed for f in figures)] or None,
         verdict=published.best(verdict_of(figure, whole.peak_bytes / GB).word for figure in figures),
@@ -201,7 +177,7 @@ def _bytes(gigabytes: float | None) -> int | None:
 def server_bytes(recipe: Recipe, stage: StageName) -> int:
     """Return the bytes of a vLLM server on the run's own card beside what the stage needs."""
     options = recipe.online().get(stage)
-    if options is None or options.vllm_url is None:
+    if options is None or options.vllm_url is None or recipe.hardware.device == "cpu":
         return 0
     from rlhf.rollout.vllm_command import bytes_on_card  # needs torch, which a plan from the cache does without
 
@@ -211,7 +187,7 @@ def server_bytes(recipe: Recipe, stage: StageName) -> int:
 def rates_of(recipe: Recipe) -> listed.Rates | None:
     """Return what the recipe's hardware does in a second: its card by name, or this machine, measured."""
     if recipe.hardware.device != "cpu":
-        return listed.RATES.get(recipe.hardware.name)
+        return listed.rates_of(recipe.hardware.name)
     return machine.rates(recipe) if recipe.model.architecture else None
 
 
@@ -243,27 +219,18 @@ def _row_lengths(recipe: Recipe, own: OwnRows | None) -> str:
 def _time(
     loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, price: float | None, own: OwnRows | None
 ) -> StageTime | None:
-    """Return the hours and dollars of a stage; None if it does not train, or as `_why_no_time` says."""
+    """Return the hours and dollars of a stage; None if it does not train, or as `_why_no_time` says.
+
+    Of several cards they are those of one of them. What they send each other is not counted.
+    """
     recipe = loaded.recipe
     if stage not in TRAINING_STAGES or _why_no_time(recipe, stage, own):
         return None
     rates, processes, rows = rates_of(recipe), recipe.processes(stage), own.stages[stage] if own else None
     of_rank = rows.of_rank(processes) if rows else None
     work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted, of_rank)
-    steps = projection.optimizer_steps(recipe, stage, rows)
-    assert rates and work and steps
-    seconds = work.seconds(rates)
-    low, high = (factor * seconds for factor in projection.SPREAD)
-    between = None
-    if processes > 1 and rates.link:
-        with suppress(PredictionError):  # of a model whose layers are not known
-            between = ranks.between(recipe, stage, steps, seconds, rates.link)
-            waiting = between.seconds_per_step * steps
-            seconds, low, high = seconds + waiting, max(low, waiting), high + waiting  # least: both at the same time
-    hours = seconds / SECONDS_PER_HOUR
-    return StageTime(
-        projected_hours=hours,
-        projected_hours_range=(low / SECONDS_PER_HOUR, high / SECONDS_PER_HOUR),
-        projected_cost=None if price is None else hours * price * processes,
-        between_ranks=between,
-    )
+    assert rates and work
+    hours = work.seconds(rates) / SECONDS_PER_HOUR
+    low, high = projection.SPREAD
+    cost = None if price is None else hours * price * processes
+    return StageTime(hours, (low * hours, high * hours), cost)

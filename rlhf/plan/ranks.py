@@ -1,18 +1,15 @@
-"""One rank of several: what it needs, and what ranks exchange. All of it is predicted or projected."""
+"""One rank of several: its share of the rows, and of the layers where ranks divide them."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from rlhf.plan.phases import PredictedPhase, PredictedStage
-from rlhf.plan.weights import ADAPTER_BYTES, adapter_parameters, layers_bytes, shape_of
-from rlhf.recipe import PinnedRecipe, Recipe, StageName, TrainingName
+from rlhf.plan.weights import layers_bytes, shape_of
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.schema import Dialogues
-from rlhf.recipe.schema_online import Ppo
 from rlhf.recipe.stages import STAGE_TABLE, TRAINING_STAGES
 
 LAYERS_AT_ONCE = 2
-PASSES = 2  # forward and backward each fetch every layer; what checkpointing computes again lies within the backward
 
 
 def recipe_of_one_rank(loaded: PinnedRecipe, stage: StageName) -> PinnedRecipe:
@@ -80,51 +77,3 @@ def _with_base(phase: PredictedPhase, more: int) -> PredictedPhase:
     peak = sum(parts.values())
     needed = None if phase.needed_bytes is None else phase.needed_bytes + peak - phase.peak_bytes
     return replace(phase, peak_bytes=peak, components=parts, needed_bytes=needed)
-
-
-class Traffic(NamedTuple):
-    """Bytes that each rank receives in one step, as the algorithms that need least of them do it."""
-
-    gradients: int  # a ring's all-reduce of float32 gradients: 2 (n − 1) / n of them
-    weights: int  # fetched layers: (n − 1) / n of them each time
-
-
-def traffic(recipe: Recipe, stage: TrainingName) -> Traffic:
-    """Return the bytes that cards exchange in one optimizer step, or in one step of PPO, RLOO or GRPO.
-
-    The numbers of a batch that ranks share in these are left out: bytes for each token, where adapters and layers have
-    millions.
-    """
-    count = recipe.processes(stage)
-    options = recipe.training_section(stage)
-    trained = ADAPTER_BYTES * adapter_parameters(recipe)
-    if isinstance(options, Dialogues):
-        reductions, trunks, passes = 1, 1, PASSES * options.per_device(count)[1]
-    else:
-        reductions = options.passes * options.num_mini_batches
-        trunks = 2 if isinstance(options, Ppo) and options.value_model == "adapter" else 1
-        rows = options.batch_size // options.num_mini_batches // count
-        passes = PASSES * trunks * reductions * math.ceil(rows / options.per_device_train_batch_size) + 1
-    received = (count - 1) / count
-    fetched = received * passes * layers_bytes(recipe) if recipe.hardware.engine == "fsdp" else 0
-    return Traffic(round(2 * received * reductions * trunks * trained), round(fetched))
-
-
-@dataclass(frozen=True)
-class RankTraffic:
-    """What a rank receives in a step, the time that takes at the link's nominal rate, and the share of speed left."""
-
-    gradient_bytes_per_step: int
-    weight_bytes_per_step: int
-    steps: int
-    seconds_per_step: float
-    # Shares of n times the speed of one card: with no message hidden behind computing, and with all that can be.
-    projected_scaling: tuple[float, float]
-
-
-def between(recipe: Recipe, stage: TrainingName, steps: int, seconds: float, link: float) -> RankTraffic:
-    """Return what ranks exchange in a stage whose steps compute for so many `seconds`; `link`: bytes per second."""
-    received = traffic(recipe, stage)
-    waiting, computing = sum(received) / link, seconds / steps
-    scaling = computing / (computing + waiting), computing / max(computing, waiting)
-    return RankTraffic(*received, steps, waiting, scaling)

@@ -11,7 +11,6 @@ from rlhf.recipe.stages import REWARD_MODELS
 NUMBER_BYTES = {"float32": 4, "bfloat16": 2}  # by the recipe's model.dtype
 # Bytes of a weight in NF4: 4 bits, for each 64 weights a scale of 8 bits, for each 256 scales one of 32 bits.
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
-ADAPTER_BYTES = 4  # float32
 
 
 def shape_of(recipe: Recipe) -> Architecture:
@@ -55,13 +54,6 @@ def base_bytes(recipe: Recipe, stage: StageName) -> int:
     tables = 1 if shape.tie_word_embeddings or stage in REWARD_MODELS else 2
     numbers = tables * (shape.vocab_size or 0) * shape.hidden_size
     return layers_bytes(recipe) + numbers * NUMBER_BYTES[recipe.model.dtype]
-
-
-def adapter_parameters(recipe: Recipe) -> int:
-    """Return the numbers of one LoRA adapter: r · (in + out) for each linear layer that has one."""
-    linear, targets = linear_layers(recipe), recipe.lora.target_modules
-    names = linear if targets == "all-linear" else [name.split(".")[-1] for name in targets]
-    return recipe.lora.r * shape_of(recipe).num_hidden_layers * sum(sum(linear[name]) for name in names)
 
 
 def unpacked_bytes(recipe: Recipe, rows: int) -> int:

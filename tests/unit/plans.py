@@ -20,7 +20,7 @@ def planned_stage(**changes: Any) -> PlannedStage:
         "in_memory_of": "cuda",
         "peak_bytes": 10**9,
         "card_needed_bytes": 10**9,
-        "server_bytes": 0,
+        "beside_bytes": 0,
         "fits": True,
         "published_bytes": None,
         "verdict": None,
@@ -30,11 +30,9 @@ def planned_stage(**changes: Any) -> PlannedStage:
     return PlannedStage(**fields | changes)
 
 
-def planned(
-    stages: Mapping[StageName, PlannedStage], card_bytes: int | None = 25 * 10**9, price: float | None = None
-) -> Plan:
+def planned(stages: Mapping[StageName, PlannedStage], card_bytes: int | None = 25 * 10**9) -> Plan:
     """The plan of these stages on one card."""
-    return Plan("r", "v1", False, "4090", card_bytes, 1, price, dict(stages))
+    return Plan("r", "v1", False, "4090", card_bytes, 1, dict(stages))
 
 
 class Known(Predictor):

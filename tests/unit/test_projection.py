@@ -161,7 +161,7 @@ def test_cost_is_hours_times_the_price():
 
 
 def test_hours_and_cost_of_the_chain_are_added_up():
-    stage = planned_stage(time=plan.StageTime(2.0, (1.5, 3.0), 4.0, None))
+    stage = planned_stage(time=plan.StageTime(2.0, (1.5, 3.0), 4.0))
     *_, total = tables.stage_rows(planned({"sft": stage, "rm": stage, "ppo": stage, "dpo": stage}))
     assert total == ("sft, rm, ppo", "", "", "", "", "6.0 (4.5-9.0)", "$12.00")
     *_, last = tables.stage_rows(planned({"sft": stage}))

@@ -105,17 +105,3 @@ def test_where_layers_are_divided_a_rank_has_its_part_and_two_layers():
     assert whole_stage == replace(phases["rollout"], work=whole.work, paged_bytes=9)
     replicated = load("8xh100-llama2-70b/v1", hardware__engine="ddp").recipe
     assert ranks.divide(replicated, "ppo", predicted) is predicted
-
-
-def test_what_ranks_tell_each_other_by_hand():
-    """Two cards: a ring's all-reduce moves one times the gradients, a fetched layer half of itself."""
-    ddp = load(TWO).recipe
-    gradients = 4 * weights.adapter_parameters(ddp)
-    assert ranks.traffic(ddp, "sft") == (gradients, 0)
-    assert ranks.traffic(ddp, "ppo") == (2 * 4 * 2 * gradients, 0), "epochs, minibatches, policy and critic"
-    fsdp = load(TWO, hardware__engine="fsdp").recipe
-    accumulated = fsdp.options(Sft).per_device(2)[1]
-    assert ranks.traffic(fsdp, "sft").weights == accumulated * weights.layers_bytes(fsdp)
-    micro = 32 // 4 // 2 // fsdp.options(Ppo).per_device_train_batch_size
-    passes = 2 * 2 * (2 * 4) * micro + 1
-    assert ranks.traffic(fsdp, "ppo").weights == passes * weights.layers_bytes(fsdp) / 2
