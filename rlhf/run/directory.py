@@ -314,10 +314,8 @@ def _holds_no_work(folder: Path, logs: Collection[str]) -> bool:
     """
     if folder.is_symlink() or not folder.is_dir():
         return False
-    for path in folder.iterdir():
-        checkpoints = path.name == "checkpoints" and path.is_dir() and not path.is_symlink()
-        unfinished = checkpoints and all(inner.name.startswith(".partial") for inner in path.iterdir())
-        log = path.name in logs and path.is_file() and not path.is_symlink()
-        if path.name != MANIFEST and not path.name.endswith(".tmp") and not unfinished and not log:
-            return False
-    return True
+    others = [path for path in folder.iterdir() if path.name not in (MANIFEST, *logs) and path.suffix != ".tmp"]
+    return all(
+        path.name == "checkpoints" and all(inner.name.startswith(".partial") for inner in path.glob("*"))
+        for path in others
+    )

@@ -8,7 +8,7 @@ from rlhf.errors import OptionError, UserError, no_such
 from rlhf.recipe import Changes, PinnedRecipe, StageName, as_yaml, load
 from rlhf.recipe.stages import STAGES, stage_name
 from rlhf.run.finished import read_manifest
-from rlhf.run.layout import MANIFEST, REMAKING
+from rlhf.run.layout import MANIFEST
 from rlhf.run.records import Manifest
 
 MOST_NAMED = 4  # runs in a message
@@ -36,13 +36,6 @@ def is_run(path: Path) -> bool:
     return (path / MANIFEST).is_file() or bool(_stages_in(path))
 
 
-def runs_below(path: Path) -> list[Path]:
-    """Return the run directories in a root of runs, or in a folder of such roots, one for each seed."""
-    manifests = [file for depth in range(4) for file in sorted(path.glob("*/" * depth + f"v[0-9]*/*/{MANIFEST}"))]
-    stages = [file.parent for file in manifests if file.parent.name in STAGES]
-    return list(dict.fromkeys(stage.parent for stage in stages if stage.parent.name != REMAKING))
-
-
 def named_run(path: Path) -> NamedRun:
     """Return the run directory that `path` or the folder above it is. Raises OptionError if neither is one."""
     if not path.is_dir():
@@ -52,8 +45,9 @@ def named_run(path: Path) -> NamedRun:
         directory = path.parent if len(path.parts) > 1 else absolute.parent
         return NamedRun(directory, stage_name(absolute.name))
     if not _stages_in(path):
-        below = ", ".join(str(run) for run in runs_below(path)[:MOST_NAMED])
-        hint = f"it holds {below}: name one of them" if below else EXPECTED
+        found = [file for depth in range(4) for file in sorted(path.glob("*/" * depth + f"v[0-9]*/*/{MANIFEST}"))]
+        below = list(dict.fromkeys(str(file.parents[1]) for file in found))[:MOST_NAMED]
+        hint = f"it holds {', '.join(below)}: name one of them" if below else EXPECTED
         raise OptionError(f"{path}: no run, for no stage in it has a manifest.json; {hint}")
     return NamedRun(path, None)
 
