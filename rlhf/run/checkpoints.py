@@ -9,6 +9,7 @@ from rlhf.errors import UserError
 from rlhf.files import remove, sha256, sync, sync_tree, write_json
 from rlhf.recipe import StageName
 from rlhf.run import reader, records
+from rlhf.run.finished import change_in
 from rlhf.terminal import say
 
 
@@ -83,10 +84,7 @@ def require_usable(folder: Path, stage: StageName) -> None:
 
 
 def checkpoint_problem(folder: Path) -> str | None:
-    """Return why a checkpoint cannot be used, or None.
-
-    A file that its record does not name is a problem too: it might be loaded in place of one that the record names.
-    """
+    """Return why a checkpoint cannot be used, or None."""
     try:
         record = reader.read(folder / "checkpoint.json", records.Checkpoint)
     except UserError as error:
@@ -95,16 +93,8 @@ def checkpoint_problem(folder: Path) -> str | None:
         return "checkpoint.json is missing"
     if record.step != checkpoint_step(folder):
         return f"checkpoint.json is that of step {record.step}"
-    for name, digest in record.sha256.items():
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-        if sha256(folder / name) != digest:
-            return f"{name} is damaged"
-    present = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-    unnamed = sorted(
-        name for name in present - {*record.sha256, "checkpoint.json"} if not Path(name).name.startswith(".")
-    )
-    return f"{unnamed[0]} does not belong to it" if unnamed else None
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != "checkpoint.json")
+    return change_in(folder, record.sha256, files)
 
 
 def with_resume_advice(folder: Path) -> AbstractContextManager[None]:

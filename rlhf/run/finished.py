@@ -7,6 +7,7 @@ others, the base's path in an adapter's configuration.
 import hashlib
 import json
 import shlex
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from rlhf.errors import UserError
@@ -76,15 +77,29 @@ def check_result(path: Path, summary: records.Summary, largest: int | None = Non
     stage, digests = summary.stage, summary.result_sha256
     if stage != path.name:
         raise UserError(f"{path}: summary.json is that of {stage}; {_way_out(path, path.name)}")
+
+    def hash_of(file: Path) -> str:
+        large = largest is not None and file.stat().st_size > largest
+        return digests[str(file.relative_to(path))] if large else result_hash(file)
+
+    if problem := change_in(path, digests, _results(path), hash_of):
+        raise UserError(f"{path}/{problem} since {stage} was done; {_way_out(path, stage)}")
+
+
+def change_in(
+    folder: Path, digests: Mapping[str, str], present: Iterable[Path], hash_of: Callable[[Path], str] = sha256
+) -> str | None:
+    """Return how files of a folder differ from their recorded digests, by name; None if they do not.
+
+    A file among those that are `present` and have no digest is a difference: it might be loaded in place of another.
+    """
     for name, digest in digests.items():
-        file = path / name
-        large = largest is not None and file.is_file() and file.stat().st_size > largest
-        if not large and not (file.is_file() and digest == result_hash(file)):
-            state = "has changed" if file.is_file() else "is missing"
-            raise UserError(f"{file} {state} since {stage} was done; {_way_out(path, stage)}")
-    for file in _results(path):
-        if str(file.relative_to(path)) not in digests and not file.name.startswith("."):
-            raise UserError(f"{file} does not belong to what {stage} has made; take it out")
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if hash_of(folder / name) != digest:
+            return f"{name} has changed"
+    added = sorted({str(file.relative_to(folder)) for file in present if file.name[0] != "."} - digests.keys())
+    return f"{added[0]} was added" if added else None
 
 
 def result_files(path: Path) -> list[Path]:

@@ -341,7 +341,7 @@ def without(key):
     ("change", "message"),
     [
         pytest.param(without("sha256"), "sha256: ", id="ckjson-nosha"),
-        pytest.param(whole(sha256={}), "state does not belong", id="ckjson-shaempty"),
+        pytest.param(whole(sha256={}), "state was added", id="ckjson-shaempty"),
         pytest.param(whole(sha256={"../x": "0" * 64}), "../x is missing", id="ckjson-shaout"),
         pytest.param(whole(wall_seconds="1"), "wall_seconds: ", id="ckjson-wall"),
         pytest.param(whole(step=1), "checkpoint.json is that of step 1", id="ckjson-step"),
