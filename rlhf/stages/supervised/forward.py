@@ -1,8 +1,9 @@
 """The forward pass inside TRL's trainers: without a mask for padding, or with the lean trunk."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -57,7 +58,11 @@ class LeanSteps:
         base: Any = model.get_base_model()
         self.trunk = LeanTrunk(base, joins)
         is_classifier = base.get_output_embeddings() is None
-        self.statistics = None if is_classifier else LabelStatistics(self.trunk, pairs)
+        self.forwards: dict[nn.Module, Callable[..., object]] = (
+            {self.trunk.decoder: partial(decoder_states, self.trunk)}
+            if is_classifier
+            else {base: LabelStatistics(self.trunk, pairs)}
+        )
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -65,33 +70,25 @@ class LeanSteps:
         with ExitStack() as block:
             for role in self.model.peft_config:  # weights merged for the forward pass serve a recomputation too
                 block.enter_context(self.trunk.merging(role))
-            if self.statistics is None:
-                block.enter_context(as_decoder(self.trunk))
-            else:
-                block.enter_context(replaced_forwards({self.trunk.base: self.statistics}))
+            block.enter_context(replaced_forwards(self.forwards))
             yield
 
 
-def as_decoder(trunk: LeanTrunk) -> AbstractContextManager[None]:
-    """Run the trunk where its decoder is called inside the block, with the adapter that is active at each call.
+def decoder_states(
+    trunk: LeanTrunk,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+    **_: object,
+) -> BaseModelOutputWithPast:
+    """Return what replaces a decoder's forward pass: the trunk's, with the adapter that is active.
 
-    Such a call raises ValueError if it has a mask, positions or embeddings.
+    Raises ValueError for a mask, positions or embeddings.
     """
-
-    def forward(
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **_: object,
-    ) -> BaseModelOutputWithPast:
-        if not (attention_mask is position_ids is inputs_embeds is None):
-            raise ValueError("the lean trunk computes rows of token ids, without a mask or positions of their own")
-        role = _active_role(trunk)
-        with trunk.merging(role):
-            return BaseModelOutputWithPast(last_hidden_state=trunk.hidden(role, input_ids))
-
-    return replaced_forwards({trunk.decoder: forward})
+    if not (attention_mask is position_ids is inputs_embeds is None):
+        raise ValueError("the lean trunk computes rows of token ids, without a mask or positions of their own")
+    return BaseModelOutputWithPast(last_hidden_state=trunk.hidden(_active_role(trunk), input_ids))
 
 
 def _active_role(trunk: LeanTrunk) -> str:
