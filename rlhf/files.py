@@ -1,14 +1,11 @@
 """JSON files, JSONL files, hashes, and writes that a crash leaves either complete or undone."""
 
-import errno
 import hashlib
 import json
 import math
 import os
 import pickle
-import resource
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,8 +13,6 @@ from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.terminal import harmless, message_of
-
-AT_LIMIT, JUST = 0.9, 60  # share of a limit that a file in blocks stops at, and seconds since it was written to
 
 JsonValue = Mapping[str, "JsonValue"] | Sequence["JsonValue"] | str | float | bool | None  # what JSON can express
 JsonObject = dict[str, JsonValue]  # to be written or printed; readers return Any, because a file may hold anything
@@ -123,35 +118,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def disk_is_full(error: BaseException) -> bool:
-    """Return whether the system refused to write because a disk, or one's share of it, is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def file_limit() -> int | None:
-    """Return the bytes that a file may have (`ulimit -f`); None without a limit."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def limited_file(folder: Path, error: BaseException) -> Path | None:
-    """Return the file that could not grow because the size of files is limited; None if `error` has another cause.
-
-    Libraries name neither the cause nor the file. Then a file in `folder` that has just come to the limit shows it.
-    """
-    refused = isinstance(error, OSError) and error.errno == errno.EFBIG
-    if refused and isinstance(error, OSError) and error.filename:
-        return Path(error.filename)
-    limit = file_limit()
-    found = {}
-    for file in folder.rglob("*") if limit else ():
-        with suppress(OSError):  # it may be gone by now
-            found[file] = file.stat()
-    reached = [file for file, facts in found.items() if limit and facts.st_size > AT_LIMIT * limit]
-    recent = [file for file in reached if time.time() - found[file].st_mtime < JUST]
-    return max(recent, key=lambda file: found[file].st_mtime, default=folder if refused else None)
 
 
 def cache_root() -> Path:

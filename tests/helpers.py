@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
 
 from rlhf import cli, recipe
+from rlhf.data.corpus import Corpus, Prompt
 from rlhf.files import read_json
 from rlhf.process import task as tasks
 from rlhf.recipe import PinnedRecipe
@@ -135,6 +137,11 @@ def called(monkeypatch, capsys, program: Callable[[], object], *words: object) -
         code = 1 if isinstance(stop.code, str) else int(stop.code or 0)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+def corpus_of(answers: dict[Prompt, str] | None = None, columns: Any = None) -> Corpus:
+    """What reward functions read of the rows: right answers, and what `columns` gives for the names of some."""
+    return cast(Corpus, SimpleNamespace(right_answers=lambda: answers or {}, columns=columns or (lambda names: {})))
 
 
 def beside(trained: Path, out: Path, *stages: str) -> Path:

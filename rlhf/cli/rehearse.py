@@ -12,7 +12,6 @@ from rlhf.recipe import rehearsal as content
 from rlhf.recipe.folders import default_root
 from rlhf.run.lock import locked
 from rlhf.stages import rehearsal as rehearsing
-from rlhf.stages.rehearsal import Outcome
 from rlhf.terminal import say, screen
 from rlhf.terminal.tables import rows_table
 
@@ -32,12 +31,12 @@ def rehearse(choice: Choice) -> None:
         raise OptionError("--weights random: a rehearsal needs a tokenizer too: name the folder of a small checkpoint")
     loaded = choice.load()
     folder = (choice.root / "rehearsal" / loaded.name / loaded.version).absolute()
-    rows = folder / "rows.jsonl"
+    rows_file = folder / "rows.jsonl"
     # A checkpoint that --weights names is in the model's place already, and has its own architecture.
     small: recipes.Changes = {"model.architecture": None}
     if not choice.weights:
         small = content.small_model(recipes.load(default_root() / content.STAND_IN).recipe)
-    changes = content.changes(loaded.recipe, small, rows)
+    changes = content.changes(loaded.recipe, small, rows_file)
     try:
         changed = loaded.with_changes(changes | recipes.parse_overrides(choice.changes))
     except UserError as error:
@@ -48,17 +47,10 @@ def rehearse(choice: Choice) -> None:
         remove(folder)
         folder.mkdir()
         if content.needs_rows(loaded.recipe):
-            content.write_rows(loaded.recipe, rows)
+            content.write_rows(loaded.recipe, rows_file)
         outcomes = [*rehearsing.outcomes(changed, choice.root / "rehearsal")]
-    columns = ("stage", "seconds", "all numbers finite", "resumed from", "found")
-    rows_table(f"rehearsal of {loaded.name} {loaded.version}", columns, map(_cells, outcomes))
-    if ill := [outcome for outcome in outcomes if not outcome.is_well]:
-        say(f"error: {ill[0].stage}: see above; to run it alone: `rlhf run {ill[0].stage} {folder}`")
-        sys.exit(ill[0].code or 1)
-
-
-def _cells(outcome: Outcome) -> tuple[str, ...]:
-    """Return the row of the table for a stage."""
-    numbers = outcome.not_finite
-    finite = "" if numbers is None else f"no: {', '.join(numbers)}" if numbers else "yes"
-    return outcome.stage, f"{outcome.seconds:.0f}", finite, outcome.resumed, outcome.found
+    rows = [(stage, f"{seconds:.0f}", resumed, found) for stage, seconds, _, resumed, found in outcomes]
+    rows_table(f"rehearsal of {loaded.name} {loaded.version}", ("stage", "seconds", "resumed from", "found"), rows)
+    if failed := next((outcome for outcome in outcomes if outcome.code), None):
+        say(f"error: {failed.stage}: see above; to run it alone: `rlhf run {failed.stage} {folder}`")
+        sys.exit(failed.code)

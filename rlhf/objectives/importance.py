@@ -14,8 +14,8 @@ from rlhf.objectives.masked import check_mask, zero_pads
 
 def importance_weights(
     logp: Tensor, sampled_logp: Tensor, mask: Tensor, correction: SamplingCorrection, cap: float
-) -> tuple[Tensor, Tensor]:
-    """Return the weight p / q of each token's policy loss, truncated or masked above a cap, and where it exceeds that.
+) -> Tensor:
+    """Return the weight p / q of each token's policy loss, truncated or masked above a cap.
 
     With d_t = logp_t - sampled_logp_t:
         token_truncate      min(exp(d_t), cap)
@@ -24,8 +24,8 @@ def importance_weights(
         sequence_mask       exp(sum_t d_t), 0 where it exceeds the cap: such a response teaches nothing (TRL's default)
 
     Source: TRL 1.16, `vllm_importance_sampling_mode`; truncated weights: Ionides, Truncated Importance Sampling (2008).
-    Shapes: logp, sampled_logp, mask (B, R), nats; mask bool, True on real tokens. Returns two (B, R), 0 and False in
-    padded slots. `correction` is not `none`. Raises ValueError when shapes differ.
+    Shapes: logp, sampled_logp, mask (B, R), nats; mask bool, True on real tokens. Returns (B, R), 0 in padded slots.
+    `correction` is not `none`. Raises ValueError when shapes differ.
     """
     check_mask(mask, logp=logp, sampled_logp=sampled_logp)
     level, _, bound = correction.partition("_")
@@ -33,6 +33,5 @@ def importance_weights(
     if level == "sequence":
         difference = difference.sum(1, keepdim=True).expand_as(mask)
     ratio = difference.exp()
-    over = ratio > cap
-    bounded = ratio.clamp(max=cap) if bound == "truncate" else torch.where(over, 0.0, ratio)
-    return zero_pads(bounded, mask), over & mask
+    bounded = ratio.clamp(max=cap) if bound == "truncate" else torch.where(ratio > cap, 0.0, ratio)
+    return zero_pads(bounded, mask)

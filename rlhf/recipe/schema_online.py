@@ -79,9 +79,9 @@ class OnlineBase(Training):
         return (1.0,) * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
 
     @property
-    def sums_rewards(self) -> bool:
-        """Return whether the score of a response is a sum of rewards, and not the reward model's number as it is."""
-        return self.reward_funcs != (MODEL_REWARD,) or self.weights != (1.0,)
+    def model_weight(self) -> float:
+        """Return the weight of the reward model's score."""
+        return dict(zip(self.reward_funcs, self.weights, strict=True)).get(MODEL_REWARD, 0.0)
 
     @property
     def correction(self) -> SamplingCorrection:
@@ -149,11 +149,6 @@ class Ppo(OnlineBase):
     sigmoid_scores: bool = False
     value_model: CriticKind = "adapter"  # a head on the policy, or an adapter that starts as `reward` or the policy
 
-    @property
-    def model_weight(self) -> float:
-        """Return the weight of the reward model's score."""
-        return dict(zip(self.reward_funcs, self.weights, strict=True)).get(MODEL_REWARD, 0.0)
-
     @model_validator(mode="after")
     def _check_ppo(self) -> Self:
         """Raise ValueError for keys of PPO that cannot be combined."""
@@ -203,10 +198,6 @@ class GroupBase(OnlineBase):
         Then they are those of the step's own pass.
         """
         return self.passes * self.num_mini_batches == 1 and not self.beta and self.correction == "none"
-
-    @property
-    def sums_rewards(self) -> bool:
-        return True
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:

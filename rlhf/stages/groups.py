@@ -16,7 +16,6 @@ Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,29 +36,15 @@ from rlhf.objectives.groups import (
 from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
-from rlhf.objectives.rewards import shape_scores
 from rlhf.process import distributed
 from rlhf.recipe import StageName
-from rlhf.recipe.schema_online import MODEL_REWARD, GroupOptions
+from rlhf.recipe.schema_online import GroupOptions
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.loop import ByName, mean_judged, mean_rewards
-from rlhf.stages.online.reward_sum import RewardSum
-from rlhf.stages.online.role_passes import ScoreNorm
-from rlhf.stages.online.session import Session
+from rlhf.stages.online.loop import Loop
+from rlhf.stages.online.scores import ScoreNorm, Scores, all_of, mean_judged, mean_rewards, score
 from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_floats
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
-
-
-@dataclass(kw_only=True)
-class ScoredRollout:
-    """Responses with their scores; (B,) unless noted."""
-
-    rollout: Rollout
-    by_name: ByName  # raw rewards
-    scores: Tensor  # the weighted sum of the raw rewards
-    shaped_scores: Tensor  # the weighted sum with the model's score normalised, minus the penalty
-    judged: Tensor  # bool: False where a reward has no verdict; such scores are NaN and do not count
 
 
 @dataclass(kw_only=True)
@@ -68,7 +53,6 @@ class Batch(TrainingBatch):
 
     old_logp: Tensor  # in nats, under the policy before the update; with `updates_once` the update fills them in
     sampling_weights: Tensor | None  # of each token in the policy loss, where the sampler differs from the policy
-    over_cap: Tensor | None  # bool: whether the ratio behind that weight exceeds the cap
     ref_logp: Tensor | None  # under the reference; None where beta is 0
     kl: Tensor | None  # from the reference, in nats
     rewards: Tensor  # (B,) with the KL where it is in the reward
@@ -89,111 +73,60 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(session: Session) -> Result:
+def run_stage(loop: Loop) -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against its start on held-out prompts."""
-    options, stage = session.options, session.run.stage
+    options, stage = loop.options, loop.stage
     assert isinstance(options, GroupOptions)
-    score_norm = session.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
-    session.measure_reference()
-    learner = Learner(stage, session.shared, options, score_norm)
-    session.restore(learner.state)  # does nothing in a new run
-    session.shard()  # several GPUs may divide the frozen layers
+    learner = Learner(stage, loop.shared, options, loop.score_norm)
+    loop.restore(learner.state)  # from the checkpoint of a resumed run
     with Bar(stage, options.steps) as bar:
         for step in range(learner.state.step, options.steps):
-            scored = sample_and_score(session, learner, step)  # 1, 2
-            with session.phase("score"):
-                batch = make_batch(learner, scored)  # 3, 4
-            with session.phase("update"):
+            with loop.phase("rollout"):
+                rollout = loop.sample(step)  # 1
+            with loop.phase("score"):
+                functions = loop.function_rewards(step, rollout)  # 2
+                scores = score(loop.shared, rollout, options, loop.score_norm, functions)  # 2
+                batch = make_batch(learner, rollout, scores)  # 3, 4
+            with loop.phase("update"):
                 statistics = learner.update(batch)  # 5
-            metrics = batch_metrics(batch, scored, learner) | statistics
+            metrics = batch_metrics(batch, scores, learner) | statistics
             learner.state.advance(batch.kl_per_token)
-            session.end_step(learner.state, batch.rollout, metrics, bar)
-    return session.finish(learner.state)
+            loop.end_step(learner.state, rollout, metrics, bar)
+    return loop.finish(learner.state)
 
 
-# -- 1 sample, 2 score, 3 reward, 4 advantage --------------------------------------------------------------------------
-
-
-def sample_and_score(session: Session, learner: "Learner", step: int) -> ScoredRollout:
-    """Sample the responses of a step and score them."""
-    indices = session.prompts.of_step(step)
-    with session.phase("rollout"):
-        rollout = session.sample(indices)
-    with session.phase("score"):
-        return score_responses(session, learner, rollout, indices)
+# -- 3 reward, 4 advantage ---------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def score_responses(session: Session, learner: "Learner", rollout: Rollout, prompt_indices: list[int]) -> ScoredRollout:
-    """Return responses to training prompts with their scores, raw and shaped."""
-    options, tokenizer, shared = learner.options, session.tokenizer, session.shared
-    assert session.reward_sum is not None
-    model_scores = None
-    if options.model_scores:
-        model_scores = role_passes.reward_scores(shared, rollout, options.score_rows)
-    prompts = [session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]
-    texts = tokenizer.decode_rows(rollout.tokens, rollout.mask)
-    by_name = session.reward_sum.per_response(prompts, texts, model_scores, rollout.response_ids)
-    scores = session.reward_sum.total(by_name)
-    shaped_scores = _shaped_scores(session.reward_sum, learner, rollout, by_name)
-    judged = session.reward_sum.judged(by_name)
-    return ScoredRollout(
-        rollout=rollout,
-        by_name=by_name,
-        scores=scores,
-        shaped_scores=shaped_scores,
-        judged=judged,
-    )
-
-
-def _shaped_scores(reward_sum: RewardSum, learner: "Learner", rollout: Rollout, by_name: ByName) -> Tensor:
-    """Return the weighted sum (B,) of the rewards, with the reward model's normalised, minus the penalty."""
-    options, norm = learner.options, learner.state.score_norm
-    if options.model_scores:
-        raw = by_name[MODEL_REWARD]
-        shaped = shape_scores(raw, mean=norm.mean, sd=norm.sd)
-        by_name = by_name | {MODEL_REWARD: shaped}
-    return reward_sum.total(by_name) - (options.missing_eos_penalty or 0.0) * ~rollout.ended.cpu()
-
-
-@torch.no_grad()
-def make_batch(learner: "Learner", scored: ScoredRollout) -> Batch:
+def make_batch(learner: "Learner", rollout: Rollout, scores: Scores) -> Batch:
     """Do steps 3 and 4: log-probabilities, rewards with the KL, advantages."""
     shared, options = learner.shared, learner.options
-    rollout = scored.rollout
     if options.updates_once:
         old_logp = torch.zeros(rollout.mask.shape, device=shared.device)
     else:
         old_logp = role_passes.logprobs(shared, "policy", rollout, options)
-    weights, over_cap = role_passes.sampling_weights(rollout, old_logp, options)
+    weights = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp, kl = None, None
-    rewards = scored.shaped_scores.to(shared.device)
+    rewards, judged = scores.shaped, all_of(scores.shaped) if scores.judged is None else scores.judged
     if options.beta:
         ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
         kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
         rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
     return Batch(
         rollout=rollout,
-        judged=None if scored.judged.all() else scored.judged.to(shared.device),
+        judged=scores.judged,
         old_logp=old_logp,
         sampling_weights=weights,
-        over_cap=over_cap,
         ref_logp=ref_logp,
         kl=kl,
         rewards=rewards,
-        advantages=learner.advantages(rewards, scored.judged.to(shared.device)),
+        advantages=learner.advantages(rewards, judged),
         token_counts=learner.loss_mask(rollout).sum(1),
     )
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
-
-
-class MinibatchSize(NamedTuple):
-    """The denominators of a loss: those of the whole minibatch, of which a micro-batch is a part."""
-
-    responses: int  # all of them
-    tokens: Tensor  # 0-dim: the tokens that count in the loss
 
 
 class Learner:
@@ -232,18 +165,18 @@ class Learner:
 
     def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
-        minibatch = MinibatchSize(len(mini_rows), batch.token_counts[on_device(mini_rows, self.shared.device)].sum())
+        tokens = batch.token_counts[on_device(mini_rows, self.shared.device)].sum()
         parts = []
         with self.shared.role("policy"):
             for rows in self.state.micro_batches(batch.rollout, mini_rows):
-                logp, part = self._add_gradient(batch.rows(rows), minibatch)
+                logp, part = self._add_gradient(batch.rows(rows), len(mini_rows), tokens)
                 if self.options.updates_once:
                     batch.old_logp[on_device(rows, self.shared.device), : logp.shape[1]] = logp
                 parts.append(part)
         return self.state.sums_of(parts)
 
-    def _add_gradient(self, micro: Batch, minibatch: MinibatchSize) -> tuple[Tensor, dict[str, float]]:
-        """Add the gradient of one micro-batch of a minibatch.
+    def _add_gradient(self, micro: Batch, responses: int, tokens: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Add the gradient of one micro-batch of a minibatch, which has so many `responses` and `tokens` that count.
 
         Return its log-probabilities (b, r), and its part of the minibatch's statistics.
         """
@@ -253,12 +186,12 @@ class Learner:
             self.options.temperature,
             differentiable=self.options.entropy_coef > 0,
         )
-        loss, stats = self._policy_loss(micro, logp, entropy, minibatch)
+        loss, stats = self._policy_loss(micro, logp, entropy, responses, tokens)
         loss.backward()
         return logp.detach(), as_floats(stats)
 
     def _policy_loss(
-        self, micro: Batch, logp: Tensor, entropy: Tensor, minibatch: MinibatchSize
+        self, micro: Batch, logp: Tensor, entropy: Tensor, responses: int, tokens: Tensor
     ) -> tuple[Tensor, Stats]:
         """Return the clipped loss, with the KL and the entropy bonus where the recipe asks for them.
 
@@ -268,15 +201,13 @@ class Learner:
         old_logp = logp.detach() if options.updates_once else micro.old_logp
         token_log_ratio = log_ratios(logp, old_logp, mask)
         log_ratio = pool_log_ratios(token_log_ratio, mask, options.importance_sampling_level)
-        weights = token_weights(
-            mask, options.loss_type, minibatch.responses, minibatch.tokens, options.max_completion_length
-        )
+        weights = token_weights(mask, options.loss_type, responses, tokens, options.max_completion_length)
         policy_weights = weights if micro.sampling_weights is None else weights * micro.sampling_weights
         terms = LossTerms(
             logp, log_ratio, micro.advantages, policy_weights, mask, options.epsilon, options.upper_epsilon
         )
         loss, sums = policy_loss(options.loss_type, terms)
-        per_token = 1 / minibatch.tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
+        per_token = 1 / tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
         entropy_part = zero_pads(entropy, mask).sum() * per_token
         half_squares = (token_log_ratio.detach() ** 2).sum() / 2
         stats = {
@@ -301,26 +232,26 @@ class Learner:
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
-def batch_metrics(batch: Batch, scored: ScoredRollout, learner: Learner) -> dict[str, float]:
+def batch_metrics(batch: Batch, scores: Scores, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.yaml explains each key."""
     rollout = batch.rollout
-    mask, judged = rollout.mask, scored.judged
-    groups, judged_groups = learner.grouped(scored.shaped_scores), learner.grouped(judged)
+    mask, judged = rollout.mask, all_of(scores.raw) if scores.judged is None else scores.judged
+    groups, judged_groups = learner.grouped(scores.shaped), learner.grouped(judged)
     numbers = {
-        "objective/scores": (scored.scores, judged),
-        "objective/scores_shaped": (scored.shaped_scores, judged),
-        "objective/rlhf_reward": (batch.rewards, judged.to(batch.rewards.device)),
+        "objective/scores": scores.raw,
+        "objective/scores_shaped": scores.shaped,
+        "objective/rlhf_reward": batch.rewards,
     }
     metrics = {
-        **mean_judged(numbers),
-        **mean_rewards(scored.by_name),
+        **mean_judged(numbers, judged),
+        **mean_rewards(scores.by_name),
         "groups/reward_sd": group_sd(groups, judged_groups).mean(),
         "groups/no_signal": (~has_signal(groups, judged_groups)).float().mean(),
         "groups/no_verdict": (~judged).float().mean(),
         "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),
         "response/length": rollout.response_length.float().mean(),
         "response/eos_rate": rollout.ended.float().mean(),
-        **role_passes.sampling_mismatch(rollout, batch.old_logp, batch.sampling_weights, batch.over_cap),
+        **role_passes.sampling_mismatch(rollout, batch.old_logp, batch.sampling_weights),
     }
     if batch.kl is not None:
         metrics |= {

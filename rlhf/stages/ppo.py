@@ -32,12 +32,12 @@ from rlhf.objectives.gae import gae
 from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
-from rlhf.objectives.rewards import shape_rewards, shape_scores
+from rlhf.objectives.rewards import shape_rewards
 from rlhf.recipe.schema_online import Ppo
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.loop import FunctionRewards, Loop, mean_judged, mean_rewards
-from rlhf.stages.online.role_passes import ScoreNorm
+from rlhf.stages.online.loop import Loop
+from rlhf.stages.online.scores import FunctionRewards, ScoreNorm, mean_judged, mean_rewards, score
 from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_floats
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
@@ -51,7 +51,6 @@ class Batch(TrainingBatch):
 
     old_logp: Tensor  # in nats, under the policy before the update
     sampling_weights: Tensor | None  # of each token in the policy loss, where the sampler differs from the policy
-    over_cap: Tensor | None  # bool: whether the ratio behind that weight exceeds the cap
     ref_logp: Tensor  # under the reference
     values: Tensor  # the critic's, before the update
     scores: Tensor  # (B,) raw: the reward model's, or the weighted sum of the rewards; NaN where it is not judged
@@ -85,19 +84,16 @@ def run_stage(loop: Loop) -> Result:
     """Train the policy adapter, and measure it against its start on held-out prompts."""
     options = loop.options
     assert isinstance(options, Ppo)
-    score_norm = loop.measure_score_norm()  # measured in a new run, read from the checkpoint of a resumed one
-    loop.measure_reference()
-    critic = new_critic(loop.shared, loop.rm_dir, options, score_norm)
-    learner = Learner(loop.shared, options, score_norm, critic)
-    loop.restore(learner.state)  # does nothing in a new run
-    loop.shard()  # several GPUs may divide the frozen layers, now that all adapters are there
+    critic = new_critic(loop.shared, loop.rm_dir, options, loop.score_norm)
+    learner = Learner(loop.shared, options, loop.score_norm, critic)
+    loop.restore(learner.state)  # from the checkpoint of a resumed run
     with Bar("ppo", options.steps) as bar:
         for step in range(learner.state.step, options.steps):
             with loop.phase("rollout"):
-                rollout = loop.sample_step(step)  # 1
+                rollout = loop.sample(step)  # 1
             with loop.phase("score"):
                 rewards = loop.function_rewards(step, rollout)  # 2
-                batch = make_batch(learner, rollout, None if rewards is None else rewards.total)  # 2, 3, 4
+                batch = make_batch(learner, rollout, rewards)  # 2, 3, 4
             metrics = batch_metrics(batch, learner) | reward_metrics(rewards)
             with loop.phase("update"):
                 metrics |= learner.update(batch)  # 5
@@ -110,24 +106,21 @@ def run_stage(loop: Loop) -> Result:
 
 
 @torch.no_grad()
-def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None = None) -> Batch:
+def make_batch(learner: "Learner", rollout: Rollout, functions: FunctionRewards | None = None) -> Batch:
     """Do steps 2 to 4. Every (B, R) tensor of the result is 0 after the end of a response.
 
-    `of_functions`: what reward functions add to the score of each response (B,), NaN where it is not judged; None where
-    a recipe names none.
+    `functions`: the rewards of functions; None where a recipe names none.
     """
     shared, options = learner.shared, learner.options
-    judged = None if of_functions is None else ~of_functions.isnan()
-    judged = None if judged is None or judged.all() else judged.to(shared.device)
-    mask = rollout.mask if judged is None else rollout.mask & judged[:, None]
 
     # 2 score
     old_logp, values = role_passes.old_logprobs_and_values(shared, rollout, options)
-    weights, over_cap = role_passes.sampling_weights(rollout, old_logp, options)
+    weights = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
-    scores, shaped_scores = _scores(learner, rollout, of_functions)
-    if judged is not None:
-        shaped_scores = zero_pads(shaped_scores, judged)
+    scores = score(shared, rollout, options, learner.state.score_norm, functions)
+    shaped_scores, mask = scores.shaped, rollout.mask
+    if scores.judged is not None:
+        shaped_scores, mask = zero_pads(shaped_scores, scores.judged), mask & scores.judged[:, None]
 
     # 3 reward. `reward_kl_coef` is 0 with `kl_penalty: loss`.
     kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
@@ -139,36 +132,18 @@ def make_batch(learner: "Learner", rollout: Rollout, of_functions: Tensor | None
         advantages = whiten(advantages, mask, size=torch.linalg.vector_norm(returns, math.inf))
     return Batch(
         rollout=rollout,
-        judged=judged,
+        judged=scores.judged,
         old_logp=old_logp,
         sampling_weights=weights,
-        over_cap=over_cap,
         ref_logp=ref_logp,
         values=values,
-        scores=scores,
+        scores=scores.raw,
         shaped_scores=shaped_scores,
         kl=kl,
         rewards=rewards,
         advantages=advantages,
         returns=returns,
     )
-
-
-def _scores(learner: "Learner", rollout: Rollout, of_functions: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the sum (B,) of the rewards, raw and shaped.
-
-    Shaped, the reward model's part is normalised or squashed, and a response without EOS loses the penalty.
-    """
-    options, norm = learner.options, learner.state.score_norm
-    scores = shaped = torch.zeros(len(rollout.ids), device=rollout.ids.device)
-    if options.model_scores:
-        raw = role_passes.reward_scores(learner.shared, rollout, options.score_rows)
-        of_model = shape_scores(raw, mean=norm.mean, sd=norm.sd, sigmoid=options.sigmoid_scores)
-        scores, shaped = options.model_weight * raw, options.model_weight * of_model
-    if of_functions is not None:
-        added = of_functions.to(scores.device)
-        scores, shaped = scores + added, shaped + added
-    return scores, shaped - (options.missing_eos_penalty or 0.0) * ~rollout.ended
 
 
 # -- 5 update ----------------------------------------------------------------------------------------------------------
@@ -299,21 +274,18 @@ class Learner:
 def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.yaml explains each key."""
     kl_per_response = batch.kl.sum(1)
-    judged = torch.ones_like(batch.scores, dtype=torch.bool) if batch.judged is None else batch.judged
     explained = explained_variance(batch.values, batch.returns, batch.mask)
     metrics = {
         "objective/kl": kl_per_response.mean(),
         "objective/kl_per_token": batch.kl_per_token,
-        **mean_judged(
-            {"objective/scores": (batch.scores, judged), "objective/scores_shaped": (batch.shaped_scores, judged)}
-        ),
+        **mean_judged({"objective/scores": batch.scores, "objective/scores_shaped": batch.shaped_scores}, batch.judged),
         "objective/non_score_reward": -learner.state.reward_kl_coef * kl_per_response.mean(),
-        **mean_judged({"objective/rlhf_reward": (batch.rewards.sum(1), judged)}),
+        **mean_judged({"objective/rlhf_reward": batch.rewards.sum(1)}, batch.judged),
         "policy/entropy_estimate": -masked_mean(batch.old_logp, batch.rollout.mask),
         **({} if explained.isnan() else {"val/explained_variance": explained}),
         "response/length": batch.rollout.response_length.float().mean(),
         "response/eos_rate": batch.rollout.ended.float().mean(),
-        **role_passes.sampling_mismatch(batch.rollout, batch.old_logp, batch.sampling_weights, batch.over_cap),
+        **role_passes.sampling_mismatch(batch.rollout, batch.old_logp, batch.sampling_weights),
     }
     return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}
 

@@ -166,7 +166,7 @@ def test_the_same_run_has_the_same_bytes(run, trained, tmp_path):
 def test_checkpoints_that_give_no_reward_are_refused_when_a_run_begins(tmp_path):
     def opened(folder: object, **options: object) -> None:
         written = "".join(f", {key}={value!r}" for key, value in options.items())
-        find(f"reward_model(name='{folder}'{written})", "x").begun(None, None, "cpu")
+        find(f"reward_model(name='{folder}'{written})", "x").begin(None, "cpu")
 
     bert = checkpoint(tmp_path / "bert", "bert")
     with pytest.raises(UserError, match=r"gives 2 numbers.*label=2"):

@@ -61,11 +61,11 @@ class OutOfMemoryError(RuntimeError):
 @pytest.mark.parametrize(
     ("error", "named"),
     [
-        (MemoryError(), "sft.per_device_train_batch_size"),
+        (MemoryError(), "rlhf plan"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "memory"),
         (OutOfMemoryError("CUDA out of memory"), "rlhf plan"),
-        (OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"), "full"),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "full"),
+        (OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"), "metrics.jsonl"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "quota"),
     ],
 )
 def test_memory_and_disks_that_run_out_are_one_line(command, trained, tmp_path, monkeypatch, error, named):

@@ -12,7 +12,7 @@ from rlhf.recipe.schema_online import GroupOptions
 from rlhf.recipe.stages import stage_name
 from rlhf.run.directory import StageRun
 from rlhf.stages.groups import Learner
-from rlhf.stages.online.role_passes import ScoreNorm
+from rlhf.stages.online.scores import ScoreNorm
 from tests.helpers import grouped
 
 CPU = torch.device("cpu")

@@ -14,6 +14,7 @@ from rlhf.models.loading import load_tokenizer
 from rlhf.run.directory import StageRun
 from rlhf.stages import groups, ppo
 from rlhf.stages.dpo import preference_accuracy
+from rlhf.stages.online.scores import Scores
 from tests.helpers import small
 from tests.invariants import group_learner, ppo_learner
 
@@ -68,11 +69,9 @@ def test_groups(run, rollout, stage, variant):
     learner = group_learner.new_learner(run, stage, **variant)
     rewards = torch.tensor(group_learner.REWARDS)
     judged = torch.ones_like(rewards, dtype=torch.bool)
-    scored = groups.ScoredRollout(
-        rollout=rollout, by_name={"model": rewards}, scores=rewards, shaped_scores=rewards, judged=judged
-    )
-    batch = groups.make_batch(learner, scored)
-    metrics = groups.batch_metrics(batch, scored, learner)
+    scores = Scores({"model": rewards}, raw=rewards, shaped=rewards, judged=judged)
+    batch = groups.make_batch(learner, rollout, scores)
+    metrics = groups.batch_metrics(batch, scores, learner)
     assert (metrics["response/length"], metrics["response/eos_rate"]) == (1, 1)
     assert batch.advantages.isfinite().all() and batch.advantages.abs().max() > 0
     assert all_finite(metrics) and all_finite(learner.update(batch))

@@ -18,8 +18,8 @@ from rlhf.models.roles import Roles
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.stages.groups import Batch, Learner, ScoredRollout, batch_metrics, make_batch
-from rlhf.stages.online.role_passes import ScoreNorm
+from rlhf.stages.groups import Batch, Learner, batch_metrics, make_batch
+from rlhf.stages.online.scores import ScoreNorm, Scores
 from rlhf.stages.online.train_state import read_state
 from tests import kernels
 from tests.helpers import beside, grouped, noted, run_stages
@@ -43,19 +43,14 @@ def rollout(tokenizer) -> Rollout:
     return grouped_rollout(tokenizer, torch.Generator().manual_seed(3))
 
 
-def scored(rollout: Rollout, rewards: list[float] = REWARDS) -> ScoredRollout:
+def scored(rollout: Rollout, rewards: list[float] = REWARDS) -> tuple[Rollout, Scores]:
     numbers = torch.tensor(rewards)
-    return ScoredRollout(
-        rollout=rollout,
-        by_name={"model": numbers},
-        scores=numbers,
-        shaped_scores=numbers,
-        judged=torch.ones(len(numbers), dtype=torch.bool),
-    )
+    judged = torch.ones(len(numbers), dtype=torch.bool)
+    return rollout, Scores({"model": numbers}, raw=numbers, shaped=numbers, judged=judged)
 
 
-def updated(learner: Learner, responses: ScoredRollout) -> tuple[Tensor, dict[str, float], Batch]:
-    batch = make_batch(learner, responses)
+def updated(learner: Learner, responses: tuple[Rollout, Scores]) -> tuple[Tensor, dict[str, float], Batch]:
+    batch = make_batch(learner, *responses)
     torch.manual_seed(1)
     stats = learner.update(batch)
     return torch.cat([p.detach().flatten() for p in learner.state.parameters("policy")]), stats, batch
@@ -149,7 +144,7 @@ def test_truncated_responses_teach_nothing_where_the_recipe_says_so(run, rollout
     """Only the second response has an advantage. It has no EOS, so that its tokens give no gradient."""
     for masked in (True, False):
         trained = new_learner(run, "grpo", mask_truncated_completions=masked, beta=0.0)
-        batch = make_batch(trained, scored(rollout))
+        batch = make_batch(trained, *scored(rollout))
         batch.advantages = torch.tensor([0.0, 1.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
         assert (trained.update(batch)["policy/grad_norm"] == 0) is masked
 
@@ -159,9 +154,9 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
     roles: list[str] = []
     activate = Roles.activate
     monkeypatch.setattr(Roles, "activate", lambda self, role: noted(roles, role, activate(self, role)))
-    given = scored(rollout)
-    batch = make_batch(learner, given)
-    metrics = batch_metrics(batch, given, learner) | learner.update(batch)
+    _, scores = scored(rollout)
+    batch = make_batch(learner, rollout, scores)
+    metrics = batch_metrics(batch, scores, learner) | learner.update(batch)
     assert set(roles) == {"policy"} and batch.kl is None
     assert "objective/kl_per_token" not in metrics and "loss/kl_avg" not in metrics
 
@@ -170,11 +165,11 @@ def test_without_beta_the_reference_is_not_run(run, rollout, monkeypatch):
 def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout, masked):
     """Half the mean square of the change of a token's log-probability, over the tokens that count in the loss."""
     learner = new_learner(run, "grpo", num_iterations=1, num_mini_batches=1, mask_truncated_completions=masked)
-    batch = make_batch(learner, scored(rollout))
+    batch = make_batch(learner, *scored(rollout))
     with torch.no_grad():
         for weight in learner.state.parameters("policy"):
             weight.add_(0.02 * torch.randn(weight.shape))
-    moved = make_batch(learner, scored(rollout))
+    moved = make_batch(learner, *scored(rollout))
     rows = zip(moved.old_logp.tolist(), batch.old_logp.tolist(), rollout.response_length, rollout.ended, strict=True)
     counted = [(new[:n], old[:n]) for new, old, n, ended in rows if ended or not masked]
     squares = [(a - b) ** 2 for pair in counted for a, b in zip(*pair, strict=True)]
@@ -192,7 +187,7 @@ def test_a_minibatch_of_truncated_responses_alone_moves_nothing(run, rollout):
 def test_only_the_policy_moves(run, rollout):
     learner = new_learner(run, "rloo")
     before = {name: p.detach().clone() for name, p in learner.shared.peft.named_parameters()}
-    learner.update(make_batch(learner, scored(rollout)))
+    learner.update(make_batch(learner, *scored(rollout)))
     moved = {name for name, p in learner.shared.peft.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {name for name in before if ".policy." in name}
 
@@ -200,13 +195,13 @@ def test_only_the_policy_moves(run, rollout):
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path, stage):
     learner = new_learner(run, stage, kl_target=0.1)
-    learner.update(make_batch(learner, scored(rollout)))
+    learner.update(make_batch(learner, *scored(rollout)))
     learner.state.advance(0.0)
     folder = tmp_path / "step-000001"
     folder.mkdir()
     learner.state.save(run.base, folder)
     drawn = random.random(), np.random.rand()
-    learner.update(make_batch(learner, scored(rollout)))
+    learner.update(make_batch(learner, *scored(rollout)))
 
     fresh = new_learner(run, stage)
     saved = read_state(folder)
@@ -214,7 +209,7 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     again.state.restore(saved)
     assert (again.state.step, again.state.score_norm) == (1, ScoreNorm(0.1, 0.7))
     assert drawn == (random.random(), np.random.rand())
-    again.update(make_batch(again, scored(rollout)))
+    again.update(make_batch(again, *scored(rollout)))
     assert all(
         torch.equal(a, b)
         for a, b in zip(learner.state.parameters("policy"), again.state.parameters("policy"), strict=True)
@@ -260,9 +255,9 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, stage, kl_penalty):
     learner = new_learner(run, stage, **changes)
     rewards = [0.3, -1.2, 2.0, 0.1, 0.5, 0.5, 0.5, 0.5]
     raw = torch.tensor([10 * number for number in rewards])
-    responses = replace(scored(rollout, rewards), by_name={"a": raw, "b": raw + 1}, scores=raw + 2)
-    batch = make_batch(learner, responses)
-    found = batch_metrics(batch, responses, learner)
+    scores = scored(rollout, rewards)[1]._replace(by_name={"a": raw, "b": raw + 1}, raw=raw + 2)
+    batch = make_batch(learner, rollout, scores)
+    found = batch_metrics(batch, scores, learner)
     assert batch.kl is not None
     lengths = rollout.response_length.tolist()
     kl = [row[:n].sum().item() for row, n in zip(batch.kl, lengths, strict=True)]
@@ -298,10 +293,10 @@ def test_a_batch_with_few_verdicts_or_none_has_no_nan(run, rollout, stage):
     learner = new_learner(run, stage, normalize_advantages=True)
     for judged in (torch.tensor([True, False, True, False] + [False] * 4), torch.zeros(8, dtype=torch.bool)):
         raw = torch.tensor(REWARDS).masked_fill(~judged, math.nan)
-        responses = replace(scored(rollout), by_name={"judge": raw}, scores=raw, shaped_scores=raw, judged=judged)
-        batch = make_batch(learner, responses)
+        scores = Scores({"judge": raw}, raw=raw, shaped=raw, judged=judged)
+        batch = make_batch(learner, rollout, scores)
         assert batch.advantages.ne(0).tolist() == judged.tolist()
-        found = batch_metrics(batch, responses, learner)
+        found = batch_metrics(batch, scores, learner)
         assert found["groups/no_verdict"] == 1 - judged.float().mean()
         given = [x for x, known in zip(REWARDS, judged, strict=True) if known]
         expected = [sum(given) / len(given)] if given else []

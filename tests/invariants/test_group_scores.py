@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from rlhf.data.batch import Rollout
-from rlhf.data.corpus import Prompt, Split
+from rlhf.data.corpus import Prompt
 from rlhf.data.rows import Message
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import PolicySamples
@@ -18,12 +17,10 @@ from rlhf.models.loading import load_tokenizer
 from rlhf.objectives.kl import adapt
 from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
-from rlhf.stages.groups import Learner, score_responses
-from rlhf.stages.online import role_passes
-from rlhf.stages.online.prompts import OnlinePrompts
 from rlhf.stages.online.reward_sum import RewardSum
-from rlhf.stages.online.session import Session, sampling_settings
-from tests.helpers import beside, grouped, run_stages, small
+from rlhf.stages.online.scores import reward_scores, score
+from rlhf.stages.online.session import Session, require_verdicts
+from tests.helpers import beside, corpus_of, grouped, run_stages, small
 from tests.invariants.group_learner import new_learner
 from tests.lines import read_intact_lines
 from tests.rollouts import LENGTHS, made_up_rollout
@@ -43,80 +40,53 @@ def tokenizer(run):
     return load_tokenizer(run.base)
 
 
-def session_of(learner: Learner, tokenizer: Any) -> Session:
-    """The parts of a session that scoring uses; `sample` makes up responses instead of sampling them."""
-    options = learner.options
-    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), tokenizer, options, seed=0)
-    sampled: list[list[int]] = []
-
-    def sample(indices: list[int]) -> Rollout:
-        sampled.append(indices)
-        generator = torch.Generator().manual_seed(len(sampled))
-        copies = [prompts.ids[i] for i in indices for _ in range(options.num_generations)]
-        return made_up_rollout((copies * 2)[:8], tokenizer, generator).rows(torch.arange(len(copies)))
-
-    parts = {"tokenizer": tokenizer, "shared": learner.shared, "prompts": prompts, "sample": sample, "sampled": sampled}
-    parts |= {"reward_sum": RewardSum("rloo", options, ANSWERS, tokenizer), "phase": lambda name: nullcontext()}
-    return cast(Session, SimpleNamespace(**parts))
-
-
 def test_responses_are_scored_row_by_row(run, tokenizer):
     """Of two prompts with four responses each, one of them cut off."""
     changes: dict[str, Any] = {"reward_funcs": ["model", "tests.own_rewards:answer_and_length"]}
     changes |= {"reward_weights": [0.5, 2.0], "missing_eos_penalty": PENALTY}
     learner = new_learner(run, "rloo", **changes)
     learner.shared.add_reward(run.parents.require("rm") / "adapter")
-    session = session_of(learner, tokenizer)
-    indices = [7, 2]
-    rollout = session.sample(indices)
-    scored = score_responses(session, learner, rollout, indices)
-
-    model = role_passes.reward_scores(learner.shared, rollout, 8).tolist()
+    ids, _ = tokenizer.encode_prompts([PROMPTS[7]] * 4 + [PROMPTS[2]] * 4, learner.options.max_prompt_length)
+    rollout = made_up_rollout(ids, tokenizer, torch.Generator().manual_seed(1))
+    parts = {"train": PROMPTS, "prompts_of": lambda step: [7, 2], "options": learner.options, "tokenizer": tokenizer}
+    parts["rewards"] = RewardSum("rloo", [learner.options], corpus_of(ANSWERS), tokenizer)
+    functions = Session.function_rewards(cast(Session, SimpleNamespace(**parts)), 0, rollout)
     norm = learner.state.score_norm
+    scored = score(learner.shared, rollout, learner.options, norm, functions)
+
+    model = reward_scores(learner.shared, rollout, 8).tolist()
     assert norm.sd != 1 and norm.mean != 0
     for row, length in enumerate(LENGTHS):
         text = tokenizer.decode(rollout.tokens[row, :length].tolist())
         function = [7, 2][row // 4] + len(text) / 1000
         assert scored.by_name["model"][row].item() == pytest.approx(model[row], rel=1e-5)
         assert scored.by_name["tests.own_rewards.answer_and_length"][row].item() == pytest.approx(function, rel=1e-6)
-        assert scored.scores[row].item() == pytest.approx(0.5 * model[row] + 2 * function, rel=1e-5)
+        assert scored.raw[row].item() == pytest.approx(0.5 * model[row] + 2 * function, rel=1e-5)
         shaped = 0.5 * (model[row] - norm.mean) / norm.sd + 2 * function
         shaped -= PENALTY if row == 1 else 0  # the second response has no EOS
-        assert scored.shaped_scores[row].item() == pytest.approx(shaped, rel=1e-5, abs=1e-6), row
-
-
-@pytest.mark.parametrize(("scores", "said"), [([1.0, torch.nan], "grpo: 50 % of the answers of sft"), ([1.0, 2.0], "")])
-def test_the_share_without_a_verdict_is_said(capsys, scores, said):
-    samples = replace(PolicySamples.unjudged(["a", "b"]), scores=torch.tensor(scores))
-    Session.say_no_verdict(cast(Session, SimpleNamespace(run=SimpleNamespace(stage="grpo"))), "sft", samples)
-    err = capsys.readouterr().err
-    assert err.startswith(said) and bool(err) == bool(said)
+        assert scored.shaped[row].item() == pytest.approx(shaped, rel=1e-5, abs=1e-6), row
 
 
 def test_a_start_of_which_nothing_is_judged_is_refused():
     """Such as functions of two tasks in one sum, each without a verdict on the other's answers."""
     samples = replace(PolicySamples.unjudged(["a", "b"]), scores=torch.full((2,), torch.nan))
     samples = replace(samples, rewards={"sums": torch.tensor([1.0, torch.nan]), "code": torch.tensor([torch.nan, 0.0])})
-    parts = {"evaluate": lambda role: samples, "run": SimpleNamespace(stage="grpo")}
-    parts |= {"recipe": SimpleNamespace(start="sft")}
-    with pytest.raises(
-        UserError,
-        match=r"^grpo: none of 2 held-out answers of sft has .*reward \(with a verdict: sums 1, code 1 of 2\);",
-    ):
-        Session.measure_reference(cast(Session, SimpleNamespace(**parts)))
+    with pytest.raises(UserError, match=r"^grpo: .*sums 1, code 1"):
+        require_verdicts("grpo", samples)
 
 
 @pytest.mark.parametrize("copies", [1, 4])
 def test_responses_are_sampled_in_the_order_of_their_prompts(run, tokenizer, copies):
     learner = new_learner(run, "rloo", num_generations=max(copies, 2))
-    prompts = OnlinePrompts(Split(PROMPTS, PROMPTS), tokenizer, learner.options, seed=0)
-    options = SimpleNamespace(samples_per_prompt=copies)
-    parts = {"prompts": prompts, "options": options, "sampling": sampling_settings(learner.options), "client": None}
-    parts |= {"shared": learner.shared, "tokenizer": tokenizer, "phase": lambda name: nullcontext()}
+    ids, _ = tokenizer.encode_prompts(PROMPTS, learner.options.max_prompt_length)
     indices = [7, 2, 5]
-    rollout = Session.sample(cast(Session, SimpleNamespace(**parts)), indices)
-    found = [ids[:n].tolist() for ids, n in zip(rollout.ids, rollout.prompt_length, strict=True)]
-    assert found == [prompts.ids[i] for i in indices for _ in range(copies)]
+    sizes = {"max_prompt_length": 64, "response_length": 12, "temperature": 1.0, "rollout_batch_size": 8}
+    options = SimpleNamespace(samples_per_prompt=copies, **sizes)
+    parts = {"ids": ids, "options": options, "client": None, "prompts_of": lambda step: indices}
+    parts |= {"shared": learner.shared, "tokenizer": tokenizer, "phase": lambda name: nullcontext()}
+    rollout = Session.sample(cast(Session, SimpleNamespace(**parts)), 0)
+    found = [row[:n].tolist() for row, n in zip(rollout.ids, rollout.prompt_length, strict=True)]
+    assert found == [ids[i] for i in indices for _ in range(copies)]
 
 
 @pytest.mark.parametrize("stage", ["ppo", "rloo", "grpo"])

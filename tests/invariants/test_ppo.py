@@ -24,8 +24,8 @@ from rlhf.objectives.masked import masked_mean
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.stages.online.prompts import prompt_order
-from rlhf.stages.online.role_passes import ScoreNorm
+from rlhf.stages.online.scores import ScoreNorm
+from rlhf.stages.online.session import prompt_order
 from rlhf.stages.online.train_state import read_state
 from rlhf.stages.ppo import Batch, Learner, batch_metrics, make_batch, new_critic
 from tests import kernels

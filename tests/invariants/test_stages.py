@@ -37,7 +37,7 @@ from rlhf.recipe.stages import GROUPS
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages import kto
-from rlhf.stages.online import role_passes, session
+from rlhf.stages.online import scores, session
 from rlhf.stages.online.train_state import TrainState
 from rlhf.stages.supervised.policy import log_ratios
 from tests.helpers import beside, content_of, grouped, noted, run_stages, small, toy_pairs, undefined_metrics
@@ -587,7 +587,7 @@ class Spied:
         self.trains: dict[str, set[tuple[int, ...]]] = defaultdict(set)
         self.evaluates: dict[str, set[tuple[int, ...]]] = defaultdict(set)
         self.divergences: list[tuple[float, int]] = []  # of PPO: nats, and over how many tokens
-        self.norms: list[role_passes.ScoreNorm] = []
+        self.norms: list[scores.ScoreNorm] = []
         with pytest.MonkeyPatch.context() as patch:
             self._listen(patch)
             for stage in self.STAGES:
@@ -597,7 +597,7 @@ class Spied:
 
     def _listen(self, patch: pytest.MonkeyPatch) -> None:
         forward, exact_kl = LlamaModel.forward, evaluation.exact_kl
-        measure_score_norm, new_tokenizer = role_passes.measure_score_norm, tokenize.train
+        measure_score_norm, new_tokenizer = scores.measure_score_norm, tokenize.train
 
         def train(trainer: Any, *_: Any, **__: Any) -> None:
             for row in trainer.train_dataset:
@@ -623,7 +623,7 @@ class Spied:
                 self.divergences.append((total, int(rollout.response_length.sum())))
             return total
 
-        def normed(*args: Any, **options: Any) -> role_passes.ScoreNorm:
+        def normed(*args: Any, **options: Any) -> scores.ScoreNorm:
             self.norms.append(measure_score_norm(*args, **options))
             return self.norms[-1]
 
@@ -638,7 +638,7 @@ class Spied:
         patch.setattr(session, "sample", sample_into(self.trains))
         patch.setattr(evaluation, "sample", sample_into(self.evaluates))
         patch.setattr(evaluation, "exact_kl", diverged)
-        patch.setattr(role_passes, "measure_score_norm", normed)
+        patch.setattr(scores, "measure_score_norm", normed)
         patch.setattr(tokenize, "train", tokenizer_of)
 
     def sides(self, rows: Iterable[tuple[int, ...]]) -> list[bool]:

@@ -111,16 +111,16 @@ MUTANTS = (
     ),
     Mutant(
         "scores of responses in another order",
-        "rlhf/stages/groups.py",
-        "[session.prompts.train[i] for i in prompt_indices for _ in range(options.num_generations)]",
-        "[session.prompts.train[i] for _ in range(options.num_generations) for i in prompt_indices]",
+        "rlhf/stages/online/session.py",
+        "[self.train[i] for i in self.prompts_of(step) for _ in range(self.options.samples_per_prompt)]",
+        "[self.train[i] for _ in range(self.options.samples_per_prompt) for i in self.prompts_of(step)]",
         "tests/invariants/test_group_scores.py::test_responses_are_scored_row_by_row",
     ),
     Mutant(
         "a response that ends loses the penalty",
-        "rlhf/stages/groups.py",
-        "(options.missing_eos_penalty or 0.0) * ~rollout.ended.cpu()",
-        "(options.missing_eos_penalty or 0.0) * rollout.ended.cpu()",
+        "rlhf/stages/online/scores.py",
+        "(options.missing_eos_penalty or 0.0) * ~rollout.ended",
+        "(options.missing_eos_penalty or 0.0) * rollout.ended",
         "tests/invariants/test_group_scores.py::test_responses_are_scored_row_by_row",
     ),
     Mutant(

@@ -8,7 +8,7 @@ from rlhf.models.loading import load_base
 from rlhf.models.shared_base import SharedBase
 from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
-from rlhf.stages.online.role_passes import ScoreNorm
+from rlhf.stages.online.scores import ScoreNorm
 from rlhf.stages.ppo import Learner, new_critic
 from tests.helpers import not_none, small
 

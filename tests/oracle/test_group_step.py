@@ -16,7 +16,8 @@ from rlhf.recipe import StageName
 from rlhf.recipe.schema_online import GroupOptions, Grpo
 from rlhf.recipe.stages import SharedRole
 from rlhf.run.directory import StageRun
-from rlhf.stages.groups import ScoredRollout, make_batch
+from rlhf.stages.groups import make_batch
+from rlhf.stages.online.scores import Scores
 from tests.helpers import grouped, not_none
 from tests.invariants.group_learner import REWARDS, new_learner
 from tests.rollouts import GROUP, grouped_rollout, sampler_weight
@@ -162,16 +163,8 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage, changes):
             share_clipped = reference_step(learner.shared, rollout, options, state.kl_coef, sgd)
         else:
             raw = torch.tensor(REWARDS)
-            batch = make_batch(
-                learner,
-                ScoredRollout(
-                    rollout=rollout,
-                    by_name={"model": raw},
-                    scores=raw,
-                    shaped_scores=raw,
-                    judged=torch.ones(len(raw), dtype=torch.bool),
-                ),
-            )
+            scores = Scores({"model": raw}, raw=raw, shaped=raw, judged=torch.ones(len(raw), dtype=torch.bool))
+            batch = make_batch(learner, rollout, scores)
             state.optimizer = sgd
             torch.manual_seed(1)
             stats = learner.update(batch)

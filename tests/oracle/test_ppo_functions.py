@@ -19,7 +19,7 @@ from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
 from rlhf.stages import ppo
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.loop import FunctionRewards
+from rlhf.stages.online.scores import FunctionRewards, reward_scores
 from tests.helpers import not_none, small
 from tests.oracle.ppo_learner import NORM, new_learner
 from tests.rollouts import LENGTHS, varied_rollout
@@ -102,12 +102,12 @@ def test_a_step_is_what_numpy_makes_of_it(trained, rollout, rewards, kind):
     settings = options(value_model=kind, **rewards)
     learner = new_learner(trained, settings)
     weight = dict(zip(settings.reward_funcs, settings.weights, strict=True))[FUNCTION]
-    batch = ppo.make_batch(learner, rollout, weight * torch.tensor(GIVEN))
+    batch = ppo.make_batch(learner, rollout, FunctionRewards({}, weight * torch.tensor(GIVEN)))
 
     def rows(x: torch.Tensor) -> Rows:
         return [row[:n].double().numpy() for row, n in zip(x, LENGTHS, strict=True)]
 
-    of_model = role_passes.reward_scores(learner.shared, rollout, 8).tolist() if settings.model_scores else []
+    of_model = reward_scores(learner.shared, rollout, 8).tolist() if settings.model_scores else []
     logp, ref, values = rows(batch.old_logp), rows(batch.ref_logp), rows(batch.values)
     expected = step_in_numpy(settings, logp, ref, values, of_model, rollout.ended.tolist())
     assert batch.scores.tolist() == pytest.approx(expected.scores, abs=1e-5)
@@ -196,7 +196,7 @@ def test_a_response_that_is_not_judged_counts_as_one_that_was_never_sampled(trai
         (rollout.rows(judged.nonzero().squeeze(1)), numbers[judged]),
     ):
         learner = new_learner(trained, options(value_model=kind, per_device_train_batch_size=1, **changes))
-        batch = ppo.make_batch(learner, rows, given)
+        batch = ppo.make_batch(learner, rows, FunctionRewards({}, given))
         stats.append(ppo.batch_metrics(batch, learner) | learner._add_gradients(batch, torch.arange(len(given))))
         gradients.append(torch.cat([not_none(p.grad).flatten() for p in learner.state.all_parameters]))
     of_judged = {key for key in stats[1] if key.startswith(("objective/scores", "objective/rlhf", "val/", "loss/"))}
@@ -211,7 +211,7 @@ def parameters_after(trained: Any, rollout: Rollout, numbers: torch.Tensor, **ch
     """What an update logs, and the largest change of a parameter."""
     learner = new_learner(trained, options(**ALONE, **changes))
     before = [p.detach().clone() for p in learner.state.all_parameters]
-    batch = ppo.make_batch(learner, rollout, numbers)
+    batch = ppo.make_batch(learner, rollout, FunctionRewards({}, numbers))
     stats = ppo.batch_metrics(batch, learner) | learner.update(batch)
     after = learner.state.all_parameters
     return stats, max((a - b).abs().max().item() for a, b in zip(after, before, strict=True))
@@ -236,9 +236,11 @@ def test_advantages_that_are_the_rounding_of_returns_are_zero(trained, rollout, 
     bits = torch.arange(rollout.mask.shape[1]) % 2
     known = (700 * (1 + bits * torch.finfo().eps)).expand_as(rollout.mask), torch.zeros(rollout.mask.shape)
     monkeypatch.setattr(role_passes, "old_logprobs_and_values", lambda *given: known[::-1])
-    assert not ppo.make_batch(learner, rollout, torch.full((8,), 700.0)).advantages.any()
+    assert not ppo.make_batch(learner, rollout, FunctionRewards({}, torch.full((8,), 700.0))).advantages.any()
     better = torch.tensor([700.0] * 7 + [701.0])
-    assert ppo.make_batch(learner, rollout, better).advantages[rollout.mask].std().item() == pytest.approx(1, rel=1e-3)
+    assert ppo.make_batch(learner, rollout, FunctionRewards({}, better)).advantages[
+        rollout.mask
+    ].std().item() == pytest.approx(1, rel=1e-3)
 
 
 def test_a_minibatch_without_a_verdict_takes_no_step(trained, rollout):
@@ -260,8 +262,8 @@ def test_metrics_have_each_function_and_the_share_without_verdict():
     [
         ({"reward_funcs": [FUNCTION]}, "normalize_scores needs model"),
         ({**ALONE, "sigmoid_scores": True}, "sigmoid_scores needs model"),
-        ({**BOTH, "reward_weights": [1.0]}, "2 reward_funcs and 1 reward_weights"),
-        ({**BOTH, "reward_weights": [0.0, 0.0]}, "all are 0"),
+        ({**BOTH, "reward_weights": [1.0]}, "reward_weights"),
+        ({**BOTH, "reward_weights": [0.0, 0.0]}, "reward_weights"),
         ({"reward_funcs": ["model", "model"]}, "names a reward twice"),
     ],
 )

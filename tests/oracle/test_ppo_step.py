@@ -17,7 +17,7 @@ from rlhf.recipe.schema_online import Ppo
 from rlhf.recipe.stages import SharedRole
 from rlhf.run.directory import StageRun
 from rlhf.stages import ppo
-from rlhf.stages.online import role_passes
+from rlhf.stages.online import scores as scores_of
 from tests.helpers import beside, not_none, run_stages, small
 from tests.lines import read_intact_lines
 from tests.oracle.ppo_learner import NORM, new_learner
@@ -260,7 +260,7 @@ def test_scores_are_normalised_by_mean_and_sd_of_sft_responses(trained, rollout:
         return rollout.rows(torch.arange(3) if step else torch.arange(3, 8))
 
     expected = statistics.mean(scores), statistics.stdev(scores)
-    assert role_passes.measure_score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert scores_of.measure_score_norm(shared, draw, options) == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert drawn == [0, 1]
 
 

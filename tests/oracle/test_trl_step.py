@@ -19,10 +19,11 @@ from rlhf.data.rows import Message
 from rlhf.models.adapters import attach_adapter
 from rlhf.models.loading import load_base, load_tokenizer
 from rlhf.run.directory import StageRun
-from rlhf.stages.groups import ScoredRollout, _shaped_scores, make_batch
+from rlhf.stages.groups import make_batch
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.role_passes import logprobs
-from tests.helpers import grouped, not_none
+from rlhf.stages.online.scores import score
+from tests.helpers import corpus_of, grouped, not_none
 from tests.invariants.group_learner import CPU, new_learner
 from tests.rollouts import grouped_rollout
 
@@ -121,16 +122,10 @@ def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **opti
 
 
 def our_step(run: StageRun, rollout: Rollout, learner: Any) -> dict[str, torch.Tensor]:
-    reward_sum = RewardSum("grpo", learner.options, {}, load_tokenizer(run.base))
-    by_name = reward_sum.per_response([(Message("user", "a"),)] * 8, ["text"] * 8, None, [[0]] * 8)
-    responses = ScoredRollout(
-        rollout=rollout,
-        by_name=by_name,
-        scores=reward_sum.total(by_name),
-        shaped_scores=_shaped_scores(reward_sum, learner, rollout, by_name),
-        judged=reward_sum.judged(by_name),
-    )
-    batch = make_batch(learner, responses)
+    rewards = RewardSum("grpo", [learner.options], corpus_of(), load_tokenizer(run.base))
+    functions = rewards([(Message("user", "a"),)] * 8, ["text"] * 8, [[0]] * 8)
+    scores = score(learner.shared, rollout, learner.options, learner.state.score_norm, functions)
+    batch = make_batch(learner, rollout, scores)
     stats = learner._add_gradients(batch, torch.arange(8))
     loss = stats["loss/policy_avg"] + learner.state.kl_coef * stats.get("loss/kl_avg", 0.0)
     gradient = torch.cat([p.grad.flatten() for p in learner.state.parameters("policy")])

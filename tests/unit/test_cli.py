@@ -221,7 +221,7 @@ def test_a_signal_ends_a_chain_in_one_line(tmp_path):
 def test_a_signal_to_a_parent_stage_alone_is_reported(command, tmp_path, monkeypatch, code):
     monkeypatch.setattr("rlhf.process.children.run_child", lambda *_: code)
     ended, _, err = command("run", "sft", "--with-parents", "--recipe", RECIPE, "--out", tmp_path, "--no-preflight")
-    says = "pretrain has no checkpoint yet (the first is due at step 500): the same command begins it anew"
+    says = "pretrain has no checkpoint yet: the same command begins it anew"
     assert (ended, err) == (143, f"stopped by SIGTERM; {says}\n")
 
 

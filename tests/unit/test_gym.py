@@ -9,6 +9,7 @@ import pytest
 from rlhf.data.load import divide_rows
 from rlhf.data.source import read_source
 from rlhf.data.worlds import gym
+from rlhf.errors import UserError
 from rlhf.packages import package_version
 from rlhf.recipe import Recipe
 from rlhf.stages.online.rewards import find
@@ -46,7 +47,8 @@ def test_training_and_held_out_questions_differ_and_each_reward_gets_its_answer(
     assert whole == [1, len(right) / len(answers[1]), 0] and last == numeric == [1, 1, 0] and exact == [1, 0, 0]
     above = find("reasoning_gym(threshold=0.2)", "here")
     assert above({"prompts": [""] * 3, "completions": answers, "answer": [entry] * 3}) == [1, 1, 0]
-    assert [*map(above.answer_fault, (entry, right))] == [None, "is not from data.source: reasoning_gym"]
+    with pytest.raises(UserError, match="reasoning_gym"):
+        above({"prompts": [""], "completions": [right], "answer": [right]})
 
 
 @needs_package

@@ -1,5 +1,6 @@
-"""How memory that runs out is recognised, and what a person is told."""
+"""How memory and room that run out are recognised, and what a person is told."""
 
+import errno
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,21 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_memory_that_runs_out_is_recognised(error, expected):
     assert exhaustion.out_of_memory(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EFBIG, "File too large", "metrics.jsonl"), True),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), True),  # torch.save
+        (ValueError("Error while serializing: I/O error: File too large (os error 27)"), True),  # safetensors
+        (OSError(errno.EACCES, "Permission denied"), False),
+        (KeyError("step"), False),
+    ],
+)
+def test_a_file_that_cannot_grow_is_recognised(error, expected):
+    assert exhaustion.out_of_room(error) is expected
 
 
 @pytest.mark.parametrize("link", ["__cause__", "__context__"])

@@ -11,8 +11,8 @@ from rlhf.models.optimizer import new_optimizer, page_states
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.choices import Optimizer
 from rlhf.recipe.schema_online import Ppo
-from rlhf.stages.online.role_passes import ScoreNorm
-from rlhf.stages.online.train_state import TrainedParameters, TrainState
+from rlhf.stages.online.scores import ScoreNorm
+from rlhf.stages.online.train_state import TrainedParameters, TrainState, read_state
 from rlhf.stages.supervised.training import _RunCallback
 from tests.helpers import noted, small
 
@@ -108,5 +108,5 @@ def test_both_kinds_of_stages_page_what_they_load(monkeypatch, tmp_path):
     load = state.optimizer.load_state_dict
     monkeypatch.setattr(state.optimizer, "load_state_dict", lambda saved: noted(asked, "loaded", load(saved)))
     monkeypatch.setattr("rlhf.stages.online.train_state.page_states", asked.append)
-    state.restore(torch.load(tmp_path / "state.pt"))
+    state.restore(read_state(tmp_path))
     assert asked[1:] == ["loaded", state.optimizer]

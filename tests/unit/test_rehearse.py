@@ -108,7 +108,7 @@ def test_each_stage_that_trains_is_stopped_at_a_checkpoint_and_resumed(command, 
     trained = [(stage, *how) for stage in ("sft", "rm", "ppo", "dpo") for how in ((True, False), (False, True))]
     assert calls == [*trained, ("evaluate", False, False), ("merge", False, False), ("report", False, False)]
     assert out.startswith("not tried: the model")
-    assert out.count("step-000001") == 6 and out.count("yes") == 6 and "nan" in out
+    assert out.count("step-000001") == 6 and "nan" in out
 
 
 def test_what_builds_on_a_stage_that_failed_is_not_run_and_the_code_is_its_own(command, tmp_path):

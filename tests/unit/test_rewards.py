@@ -17,11 +17,10 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.recipe.schema_online import GroupOptions
 from rlhf.recipe.stages import stage_name
-from rlhf.stages.evaluate import _reward_fn, _reward_functions
-from rlhf.stages.online.loop import mean_rewards
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.rewards import find
-from tests.helpers import grouped
+from rlhf.stages.online.scores import mean_rewards
+from tests.helpers import corpus_of, grouped
 
 GSM8K = "numeric_answer(extract='#### (.*)')"  # as in the recipes for GSM8K
 
@@ -60,13 +59,11 @@ def own(tmp_path, monkeypatch):
         ("exact_answer", "Paris)", "Paris", 0),
         ("exact_answer(extract='It is (.*)')", "It is Rome. It is  Paris.", "Paris", 0),
         ("exact_answer(extract='It is (\\\\w+)')", "It is Rome. It is Paris.", "Paris", 1),
-        ("exact_answer(extract='####(.*)')", "no mark", "", 0),
         ("exact_answer(extract='####(.*)')", "no mark", "?", 0),
         ("exact_answer(extract='####(.*)')", "#### ", "?", 0),
         ("exact_answer(extract='####(.*)')", "#### !", "?", 0),
         ("exact_answer(extract='####(.*)')", "#### ?", "?", 1),
         ("exact_answer(extract='#### (a)?')", "#### ", "?", 0),
-        ("exact_answer", "", "", 0),
         ("exact_answer", " ", "?", 0),
         ("numeric_answer", "", "0", 0),
         ("regex(pattern='^$|Yes')", "", None, 0),
@@ -126,7 +123,6 @@ def own(tmp_path, monkeypatch):
         ("numeric_answer", "- 3 pears\n- 5 figs", "5", 1),
         ("exact_answer", "\u2212 5.", "-5", 1),
         ("exact_answer", "\uff21\u200bb\u3002", "ab", 1),
-        ("exact_answer", "\u200b", "\ufeff", 0),
         ("exact_answer", "Cafe\u0301", "Café", 1),
         ("exact_answer", "Cafe", "Café", 0),
         ("numeric_answer(extract='#### (.*)')", "#### 5 then 6", "5", 0),
@@ -224,13 +220,13 @@ def test_columns_of_rows_come_with_their_prompts(own):
         asked_for.extend(names)
         return known
 
-    rewards = RewardSum("grpo", options, {}, tokenizer, columns)
+    rewards = RewardSum("grpo", [options], corpus_of(columns=columns), tokenizer)
     assert asked_for == ["level"]
     assert rewards.usable(Split(prompts, prompts[:1])).train == [prompts[0], prompts[2]]
-    by_name = rewards.per_response([prompts[2], prompts[0]], ["a", "b"], None, [[1], [2]])
-    assert by_name["leveled.f"].tolist() == [7.0, 5.0]
+    given = rewards([prompts[2], prompts[0]], ["a", "b"], [[1], [2]])
+    assert given.by_name["leveled.f"].tolist() == [7.0, 5.0]
     with pytest.raises(UserError, match=r"^grpo.*'level'.*leveled:f"):
-        RewardSum("grpo", options, {}, tokenizer).usable(Split(prompts, prompts))
+        RewardSum("grpo", [options], corpus_of(), tokenizer).usable(Split(prompts, prompts))
 
 
 @pytest.mark.parametrize(
@@ -241,8 +237,8 @@ def test_columns_of_rows_come_with_their_prompts(own):
         ("return {c: 1.0 for c in completions}", "TypeError"),
         ("return 3.0", "TypeError"),
         ("return [1.0, float('nan')][-len(completions):]", "nan"),
-        ("return [1.0, 1e39][-len(completions):]", "1e"),
-        ("return ['a'] * len(completions)", "'a'"),
+        ("return [1.0, 1e39][-len(completions):]", "1e\\+39"),
+        ("return ['a'] * len(completions)", "ValueError"),
     ],
 )
 def test_what_fails_is_named_with_its_question(own, tmp_path, body, kind):
@@ -263,7 +259,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_its_line(own, tmp_path):
     with pytest.raises(UserError, match=rf"^here: broken:f.*{tmp_path / 'broken.py'}:2"):
         find("broken:f", "here")
     own("short", "def f(completions): return [1.0]\n")
-    with pytest.raises(UserError, match=r"short:f returned 1 numbers for 2"):
+    with pytest.raises(UserError, match=r"short:f .*1 numbers for 2"):
         find("short:f", "here")(asked("p", "a", "q", "b"))
 
 
@@ -305,8 +301,8 @@ def test_what_a_function_does_to_this_process_is_undone(own, tmp_path):
 def test_a_call_that_takes_too_long_ends_the_process_in_a_line(own, tmp_path, body):
     own("slow", f"import re, signal, time\ndef f(completions):\n    {body}\n    return [1.0]\n")
     code = (
-        "from dataclasses import replace; from rlhf.stages.online.rewards import find; "
-        "call = replace(find('slow:f', 'here'), timeout=0.3); call({'prompts': ['One?'], 'completions': ['a']})"
+        "from rlhf.stages.online.rewards import find; "
+        "find('slow:f', 'here')({'prompts': ['One?'], 'completions': ['a']}, timeout=0.3)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=50)
     assert done.returncode == -9
@@ -331,12 +327,12 @@ def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
     changes = {"reward_funcs": ["judges:late", "judges:other"], "reward_weights": [2.0, 0.5], "normalize_scores": False}
     options = grouped("grpo", changes).recipe.online()["grpo"]
     assert isinstance(options, GroupOptions)
-    reward_sum = RewardSum("grpo", options, {}, DialogueTokenizer(tokenize.words(300), "hh"))
-    by_name = reward_sum.per_response([prompt] * 3, ["ab", "x", "xx"], None, [[0]] * 3)
-    assert reward_sum.judged(by_name).tolist() == [True, False, False]
-    assert reward_sum.total(by_name).nan_to_num(-1).tolist() == [4.5, -1, -1]
+    reward_sum = RewardSum("grpo", [options], corpus_of(), DialogueTokenizer(tokenize.words(300), "hh"))
+    responses = [prompt] * 3, ["ab", "x", "xx"], [[0]] * 3
+    by_name, total = reward_sum(*responses)
+    assert total.nan_to_num(-1).tolist() == [4.5, -1, -1]
     reward_sum.weights["judges.other"] = 0.0  # measures, and need not judge
-    assert reward_sum.total(by_name).nan_to_num(-1).tolist() == [4.0, -1, 4.0]
+    assert reward_sum(*responses).total.nan_to_num(-1).tolist() == [4.0, -1, 4.0]
     assert {name: mean.item() for name, mean in mean_rewards(by_name).items()} == {
         "rewards/judges.late": 2.0,
         "rewards/judges.other": 1.0,
@@ -345,43 +341,41 @@ def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "answer", "expected"),
+    ("name", "answer"),
     [
-        ("exact_answer", " ", "is empty"),
-        ("numeric_answer", "twelve", "'twelve' holds no finite number"),
-        ("numeric_answer", "1e999", "'1e999' holds no finite number"),
-        ("exact_answer", "\u200b\u3164", "is empty"),
-        ("math_answer", "", "'' is not a mathematical expression"),
+        ("exact_answer", " "),
+        ("numeric_answer", "twelve"),
+        ("numeric_answer", "1e999"),
+        ("exact_answer", "\u200b\u3164"),
+        ("math_answer", ""),
     ],
 )
-def test_answers_that_no_response_can_match_are_refused_before_training(name, answer, expected):
+def test_answers_that_no_response_can_match_are_refused_before_training(name, answer):
     if name == "math_answer":
         pytest.importorskip("math_verify", reason="math-verify comes with the math extra")
     good, bad = (Message("user", "One?"),), (Message("user", "Twelve?"),)
     options = grouped("grpo", {"reward_funcs": [name], "normalize_scores": False}).recipe.online()["grpo"]
     assert isinstance(options, GroupOptions)
     tokenizer = DialogueTokenizer(tokenize.words(300), "hh")
-    assert RewardSum("grpo", options, {good: "1"}, tokenizer).usable(Split([good], [good])).train == [good]
-    with pytest.raises(UserError, match=rf"^grpo: {name} .*'.*Twelve\?.*'.*: the answer {expected}") as error:
-        RewardSum("grpo", options, {good: "1", bad: answer}, tokenizer).usable(Split([good], [good, bad]))
+    assert RewardSum("grpo", [options], corpus_of({good: "1"}), tokenizer).usable(Split([good], [good])).train == [good]
+    with pytest.raises(UserError, match=rf"{name} .*the answer .*Twelve\?.*") as error:
+        RewardSum("grpo", [options], corpus_of({good: "1", bad: answer}), tokenizer).usable(Split([good], [good, bad]))
     assert "\n" not in str(error.value)
 
 
 def test_an_evaluation_keeps_functions_of_one_name_apart():
     """Both sections call a reward `length`, with another limit each; `exact_answer` is the same in both."""
     prompt = (Message("user", "Say it."),)
-    tokenizer = DialogueTokenizer(tokenize.words(300), "hh")
-    sections = []
+    sections: list[Any] = []
     for stage, most in (("rloo", 3), ("grpo", 60)):
         funcs = [f"length(most={most})", "exact_answer"]
-        options = grouped(stage, {"reward_funcs": funcs, "normalize_scores": False}).recipe.online()[stage_name(stage)]
-        assert isinstance(options, GroupOptions)
-        sections.append(RewardSum(stage_name(stage), options, {prompt: "b"}, tokenizer))
-    by_name, _ = _reward_fn(sections)([prompt], ["a b c d e"], None, [[1, 2]])
-    assert by_name.keys() == {"rloo.length", "grpo.length", "exact_answer"}
-    assert by_name["rloo.length"] != by_name["grpo.length"]
-    assert _reward_functions(sections) == {
-        "rloo.length": "length(most=3)",
-        "grpo.length": "length(most=60)",
+        options = grouped(stage, {"reward_funcs": funcs, "normalize_scores": False}).recipe.section(stage_name(stage))
+        sections.append(options)
+    rewards = RewardSum("evaluate", sections, corpus_of({prompt: "b"}), DialogueTokenizer(tokenize.words(300), "hh"))
+    assert {label: function.name for label, function in rewards.functions.items()} == {
+        "length": "length(most=3)",
         "exact_answer": "exact_answer",
+        "length_2": "length(most=60)",
     }
+    by_name = rewards([prompt], ["a b c d e"], [[1, 2]]).by_name
+    assert by_name["length"] != by_name["length_2"]

@@ -9,7 +9,7 @@ from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.load import divide_rows
 from rlhf.data.rows import Message, PromptOnly
 from rlhf.recipe.stages import SEED_OFFSETS, derived_seed
-from rlhf.stages.online.prompts import prompt_order
+from rlhf.stages.online.session import prompt_order
 from rlhf.stages.supervised.row_order import LengthBuckets
 from tests.helpers import small
 

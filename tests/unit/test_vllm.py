@@ -23,8 +23,7 @@ from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.vllm import Client
 from rlhf.run.directory import StageRun
 from rlhf.stages.online import role_passes, session
-from rlhf.stages.online.served import check_served
-from rlhf.stages.online.session import Session
+from rlhf.stages.online.session import Session, check_served
 from tests.helpers import beside, grouped, not_none, noted, run_stages, small
 from tests.lines import read_intact_lines
 from tests.rollouts import made_up_rollout
@@ -150,7 +149,7 @@ def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refuse
         own = role_passes.logprobs(shared, "policy", rollout, options)
     served = replace(rollout, logprobs=own + noise)
     with pytest.raises(UserError, match="does not serve the policy") if refused else nullcontext():
-        check_served(shared, served, loaded.recipe, options, lambda: "vllm serve")
+        check_served(shared, served, loaded.recipe, options, "vllm serve")
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_a_policy_that_changes_is_sampled_as_it_is_trained(done, stage):
     assert len(rows) == 4
     for row in rows:
         assert row["rollout/logprob_diff_max"] < FAR and row["rollout/logprob_diff_avg"] < CLOSE, row
-        assert row["rollout/weight_avg"] == pytest.approx(1, abs=1e-3) and row["rollout/over_cap"] == 0
+        assert row["rollout/weight_avg"] == pytest.approx(1, abs=1e-3)
     assert abs(rows[-1]["objective/kl_per_token"]) > 100 * CLOSE, "the policy is not the base any more"
 
 

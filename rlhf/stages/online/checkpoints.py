@@ -16,7 +16,9 @@ def update_checkpoints(run: StageRun, options: OnlineOptions) -> int | None:
 
     Returns the step of the best checkpoint, None without one.
     """
-    evaluations = _evaluations(run)
+    rows = {row.step: row.values for row in read_lines(run.path / METRICS, MetricsLine)}
+    steps = [step for step in run.checkpoints.steps() if step in rows]  # logged: a multiple of `logging_steps`
+    evaluations = {step: {name: rows[step].get(f"eval/{name}") for name in (SCORE, KL)} for step in steps}
     best = best_step(evaluations, options.best_kl_limit)
     if options.keep_checkpoints != "all":
         run.checkpoints.keep_newest(keep=options.keep_checkpoints, spare=best)
@@ -38,10 +40,3 @@ def best_step(evaluations: Evaluations, kl_limit: float | None) -> int | None:
     scores = {step: row[SCORE] for step, row in evaluations.items() if within(row[KL])}
     finite = {step: score for step, score in scores.items() if score is not None}
     return max(finite, key=lambda step: (finite[step], -step), default=None)
-
-
-def _evaluations(run: StageRun) -> Evaluations:
-    """Return what was logged in each checkpoint's own step: `save_steps` is a multiple of `logging_steps`."""
-    rows = {row.step: row.values for row in read_lines(run.path / METRICS, MetricsLine)}
-    steps = [step for step in run.checkpoints.steps() if step in rows]
-    return {step: {name: rows[step].get(f"eval/{name}") for name in (SCORE, KL)} for step in steps}

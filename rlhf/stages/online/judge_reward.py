@@ -70,8 +70,9 @@ class JudgeReward:
 
         Raises UserError where the address, the key or the model is wrong, and where no question is answered.
         """
-        digests = [self._digest(*texts) for texts in zip(prompts, completions, strict=True)]
-        texts = dict(zip(digests, zip(prompts, completions, strict=True), strict=True))
+        asked = [*zip(prompts, completions, strict=True)]
+        digests = [sha256(json.dumps([self.identity, *pair]).encode()).hexdigest() for pair in asked]
+        texts = dict(zip(digests, asked, strict=True))  # an answer that comes twice is asked about once
         new = [d for d, (_, answer) in texts.items() if says_something(answer) and d not in self._judged]
         if new and self._endpoint is None:
             self._endpoint = Endpoint(self.url, self.model, EASY, option="the judge's url")
@@ -79,16 +80,13 @@ class JudgeReward:
         for number, outcome in enumerate(results_of(lambda d: self._asked(d, *texts[d]), new, self.at_once), 1):
             if isinstance(outcome, JudgedLine):
                 answered += 1
-                self._keep(outcome)
+                self._judged[outcome.question] = outcome
+                if self._file is not None:
+                    append(self._file, [outcome.plain()])
             elif not isinstance(outcome, Unavailable) or (number == len(new) and not answered):
                 raise outcome
         marks = [self._judged[d].mark if d in self._judged else None for d in digests]
         return [mark if says_something(answer) else 0.0 for mark, answer in zip(marks, completions, strict=True)]
-
-    def _keep(self, line: JudgedLine) -> None:
-        self._judged[line.question] = line
-        if self._file is not None:
-            append(self._file, [line.plain()])
 
     def figures(self) -> dict[str, float]:
         """Return the number of questions in this run, and the tokens that they took."""
@@ -108,10 +106,6 @@ class JudgeReward:
         share = None if found is None else found / self.most
         return JudgedLine(judge=self.identity, question=digest, mark=share, **usage)
 
-    def _digest(self, prompt: str, answer: str) -> str:
-        """Return what two equal questions to one judge have in common."""
-        return sha256(json.dumps([self.identity, prompt, answer]).encode()).hexdigest()
-
 
 def mark(reply: str, most: int) -> float | None:
     """Return the mark that a reply ends with, at most `most`: `7`, `Score: 7`, `7/10`. Reasoning does not count."""
@@ -120,6 +114,3 @@ def mark(reply: str, most: int) -> float | None:
     found = re.fullmatch(rf"{MARK_LINE}(?:\s*(?:/|out of)\s*{most})?\W*", text.splitlines()[-1].strip(), re.I)
     number = float(found[1]) if found else math.inf
     return number if number <= most else None
-
-
-REWARDS: dict[str, type] = {"judge": JudgeReward}

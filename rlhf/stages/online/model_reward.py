@@ -64,6 +64,3 @@ class ModelReward:
     def figures(self) -> dict[str, float]:
         """Return how many answers lost their beginning for being too long."""
         return {"reward_model_cut": self._cut} if self._cut else {}
-
-
-REWARDS: dict[str, type] = {"reward_model": ModelReward}

@@ -1,12 +1,11 @@
-"""The rewards of PPO, RLOO and GRPO: functions that are called in this process, as TRL's are, and their weighted sum.
+"""Reward functions, which are called in this process, as TRL's are.
 
-    regex(pattern='^Yes')   a row of REWARDS, which is a class, with its options
+    regex(pattern='^Yes')   a row of REWARDS, which makes a function of its options
     my_rewards:polite       the function `polite` of my_rewards.py in the current folder, or of an installed module
 
 A function is called with lists, by keyword: those of STANDARD and of the rows' columns that it names, with `**` all of
-STANDARD. It returns one finite number for each completion, None for no verdict. It may be `async`. One of a class may
-also have `begin(folder, device)`, called once, `figures()` for the summary, and `answer_fault(answer)`, which says why
-no response can match a right answer.
+STANDARD. It returns one finite number for each completion, None for no verdict. It may be `async`. A judge and a reward
+model of others also have `begin(folder, device)`, called once, and `figures()` for the summary.
 """
 
 import ast
@@ -22,8 +21,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,12 +28,26 @@ from typing import Any
 from rlhf.data.rows import Message
 from rlhf.data.worlds import gym
 from rlhf.errors import UserError
-from rlhf.stages.online import judge_reward, model_reward, named_rewards
+from rlhf.stages.online import named_rewards
+from rlhf.stages.online.judge_reward import JudgeReward
+from rlhf.stages.online.model_reward import ModelReward
 from rlhf.terminal import excerpt
 
-REWARDS: dict[str, type] = named_rewards.REWARDS | judge_reward.REWARDS | model_reward.REWARDS
+REWARDS: dict[str, Callable[..., Any]] = {
+    "exact_answer": named_rewards.exact_answer,
+    "numeric_answer": named_rewards.numeric_answer,
+    "math_answer": named_rewards.math_answer,
+    "reasoning_gym": named_rewards.reasoning_gym,
+    "regex": named_rewards.regex,
+    "length": named_rewards.length,
+    "json_valid": named_rewards.json_valid,
+    "judge": JudgeReward,
+    "reward_model": ModelReward,
+}
 STANDARD = ("prompts", "messages", "completions", "completion_ids", "answer")
+ENTRY = "entry"  # the answer of reasoning-gym, with all that its verifier reads
 LARGEST = 3.4e38  # finite in float32, in which rewards are added
+RUNNER = asyncio.Runner()  # of one event loop: a client or a semaphore that a function keeps belongs to it
 QUOTED = 100  # characters of a prompt or a response in a message
 # Ends the process that started it, with a line, unless its input is closed in time. A thread could not: Python's
 # regular expressions hold the interpreter, and libraries use the one alarm that a process has.
@@ -60,104 +71,81 @@ def json_messages(prompt: Sequence[Message]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in prompt]
 
 
-@dataclass(frozen=True)
 class RewardFunction:
-    """A reward function and how the recipe names it."""
+    """A reward function and how the recipe names it.
 
-    name: str
-    function: Callable[..., Any]
-    timeout: float | None = None  # seconds for a call
+    columns: those of the rows that it takes, and whether it needs them. needs_answer: whether it compares responses
+    with right answers. is_named: whether it is one of REWARDS, which raise for an answer that no response can match.
+    """
 
-    @cached_property
-    def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(self.function).parameters
+    def __init__(self, name: str, function: Callable[..., Any], is_named: bool):
+        self.name, self.function, self.is_named = name, function, is_named
+        parameters = inspect.signature(function).parameters.values()
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        needed = {p.name: p.default is p.empty for p in named}
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.columns = {name: needs for name, needs in needed.items() if name not in (*STANDARD, ENTRY)}
+        self.needs_answer = needed.get("answer", False) or needed.get(ENTRY, False)
+        self._taken = {*needed, *(STANDARD if takes_all else ())}
 
-    @property
-    def columns(self) -> dict[str, bool]:
-        """Return the columns of rows that the function takes, and whether it needs them."""
-        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return {
-            name: parameter.default is parameter.empty
-            for name, parameter in self._parameters.items()
-            if name not in STANDARD and parameter.kind in by_name
-        }
-
-    @property
-    def needs_answer(self) -> bool:
-        """Return whether the function compares responses with right answers."""
-        answer = self._parameters.get("answer")
-        return answer is not None and answer.default is answer.empty
-
-    def takes(self, name: str) -> bool:
-        """Return whether the function takes a list of this name."""
-        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters.values())
-        return name in self._parameters or (takes_all and name in STANDARD)
-
-    def __call__(self, given: Mapping[str, Sequence[Any]], seed: int = 0) -> list[float | None]:
-        """Return one number for each of the completions; None where the function has no verdict.
-
-        given: lists of one item for each completion, `prompts` and `completions` among them. What the function draws
-        begins with `seed`.
-        Raises UserError, one line that names prompt and response, where the function raises or a number is not finite.
-        """
-        given = dict(given)
-        if "answer" in given and not hasattr(self.function, "reads_entries"):
-            given["answer"] = [None if text is None else gym.right_answer(text) for text in given["answer"]]
-        try:
-            numbers = self._call(given, seed)
-        except (Exception, SystemExit) as error:  # a user's code raises what it likes
-            count = len(given["completions"])
-            for row in range(count) if count > 1 else ():  # find the one that it cannot judge
-                self({name: items[row : row + 1] for name, items in given.items()}, seed)
-            where = self._asked(given, 0) if count == 1 else f"{count} responses"
-            raise UserError(f"reward {self.name} failed with {_said(error, self.function)}, for {where}") from error
-        for row, number in enumerate(numbers[: len(given["completions"])]):
-            if number is not None and not _is_finite(number):
-                what = f"{excerpt(repr(number))}, not a finite number in float32 or None"
-                raise UserError(f"reward {self.name} is {what}, for {self._asked(given, row)}")
-        if len(numbers) != len(given["completions"]):
-            counts = f"{len(numbers)} numbers for {len(given['completions'])} responses"
-            raise UserError(f"reward {self.name} returned {counts}: return a list with one for each")
-        return [None if number is None else float(number) for number in numbers]
-
-    def _call(self, given: Mapping[str, Sequence[Any]], seed: int) -> list[Any]:
-        line = (
-            f"error: reward {self.name} took longer than reward_timeout: {self.timeout} s for "
-            f"{len(given['completions'])} responses, the first for {self._asked(given, 0)}; a stage with a checkpoint "
-            "goes on with --resume"
-        )
-        with _limited(self.timeout, line), _apart(seed):
-            result = self.function(**{name: list(items) for name, items in given.items() if self.takes(name)})
-            if inspect.isawaitable(result):
-                result = _loop().run_until_complete(result)
-            if isinstance(result, Mapping | set | str):  # a mapping's keys would be taken for the numbers
-                raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
-            return list(result)
-
-    @staticmethod
-    def _asked(given: Mapping[str, Sequence[Any]], row: int) -> str:
-        """Return the end of a prompt, which has the question, and the beginning of its response."""
-        prompt, response = given["prompts"][row], given["completions"][row]
-        return f"the prompt {prompt[-QUOTED:]!r} and the response {response[:QUOTED]!r}"
-
-    def begun(self, folder: Path | None, timeout: float | None, device: str) -> "RewardFunction":
-        """Return the function as a run uses it: `timeout` seconds for a call, files in the run's folder."""
+    def begin(self, folder: Path | None, device: str) -> None:
+        """Make the function ready for a run, which has a folder for files, and a device."""
         if hasattr(self.function, "begin"):
             self.function.begin(folder, device)
-        return replace(self, timeout=timeout)
 
     def figures(self) -> dict[str, float]:
         """Return what the function counted in this run, for the summary; empty for most."""
         figures: dict[str, float] = self.function.figures() if hasattr(self.function, "figures") else {}
         return figures
 
-    def answer_fault(self, answer: str) -> str | None:
-        """Return why no response can match a right answer; None where one can, or where nobody knows."""
-        if not hasattr(self.function, "answer_fault"):
-            return None
-        plain = answer if hasattr(self.function, "reads_entries") else gym.right_answer(answer)
-        fault: str | None = self.function.answer_fault(plain)
-        return fault
+    def __call__(
+        self, given: Mapping[str, Sequence[Any]], seed: int = 0, timeout: float | None = None
+    ) -> list[float | None]:
+        """Return one number for each of the completions; None where the function has no verdict.
+
+        given: lists of one item for each completion, `prompts` and `completions` among them. What the function draws
+        begins with `seed`. Past `timeout` seconds the process ends in a line.
+        Raises UserError, one line that names prompt and response, where the function raises or a number is not finite.
+        """
+        count = len(given["completions"])
+        try:
+            return self._call(given, seed, timeout)
+        except (Exception, SystemExit) as error:  # a user's code raises what it likes
+            for row in range(count) if count > 1 else ():  # find the one that it cannot judge
+                self({name: items[row : row + 1] for name, items in given.items()}, seed, timeout)
+            where = _asked(given, 0) if count == 1 else f"{count} responses"
+            raise UserError(f"reward {self.name} failed with {_said(error, self.function)}, for {where}") from error
+
+    def _call(self, given: Mapping[str, Sequence[Any]], seed: int, timeout: float | None) -> list[float | None]:
+        count = len(given["completions"])
+        line = (
+            f"error: reward {self.name} took longer than reward_timeout: {timeout} s for {count} responses, the first "
+            f"for {_asked(given, 0)}; a stage with a checkpoint goes on with --resume"
+        )
+        answers = given.get("answer", ())
+        plain = [None if answer is None else gym.right_answer(answer) for answer in answers]
+        lists = {**given, "answer": plain, ENTRY: answers} if "answer" in given else given
+        with _limited(timeout, line), _apart(seed):
+            result = self.function(**{name: list(items) for name, items in lists.items() if name in self._taken})
+            if inspect.iscoroutine(result):
+                result = RUNNER.run(result)
+            if isinstance(result, Mapping | set | str):  # a mapping's keys would be taken for the numbers
+                raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
+            numbers = [None if number is None else float(number) for number in result]
+        if len(numbers) != count:
+            raise ValueError(
+                f"it returned {len(numbers)} numbers for {count} responses: return a list with one for each"
+            )
+        for number in numbers:
+            if number is not None and not abs(number) <= LARGEST:
+                raise ValueError(f"it returned {number}, not a finite number in float32 or None")
+        return numbers
+
+
+def _asked(given: Mapping[str, Sequence[Any]], row: int) -> str:
+    """Return the end of a prompt, which has the question, and the beginning of its response."""
+    prompt, response = given["prompts"][row], given["completions"][row]
+    return f"the prompt {prompt[-QUOTED:]!r} and the response {response[:QUOTED]!r}"
 
 
 # -- where a reward is -------------------------------------------------------------------------------------------------
@@ -180,7 +168,7 @@ def find(name: str, where: str) -> RewardFunction:
     except (KeyError, SyntaxError, ValueError, RecursionError, MemoryError):
         raise UserError(f"{where}: {name!r} is not a reward; write it as regex(pattern='^Yes'); {known}") from None
     try:
-        return RewardFunction(name, kind(**options))
+        return RewardFunction(name, kind(**options), is_named=True)
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: {name}: {error}") from None
 
@@ -198,7 +186,7 @@ def _users_own(name: str, where: str) -> RewardFunction:
     function = getattr(loaded, attribute, None)
     if not callable(function) or isinstance(function, type):
         raise UserError(f"{where}: {name}: {module} ({loaded.__file__}) has no function {attribute}")
-    return RewardFunction(name, function)
+    return RewardFunction(name, function, is_named=False)
 
 
 def _loaded(name: str) -> ModuleType:
@@ -206,12 +194,12 @@ def _loaded(name: str) -> ModuleType:
 
     A file that is loaded by its place is in `sys.modules` under a name that no library imports, whatever its own.
     """
-    file, private = Path(f"{name}.py").absolute(), f"reward:{name}"
+    file = Path(f"{name}.py").absolute()
     if not file.is_file():
         return importlib.import_module(name)
-    known = sys.modules.get(private)
-    if known is not None and known.__file__ == str(file):
-        return known
+    private = f"reward:{file}"
+    if private in sys.modules:
+        return sys.modules[private]
     spec = importlib.util.spec_from_file_location(private, file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[private] = importlib.util.module_from_spec(spec)
@@ -264,17 +252,6 @@ def _limited(seconds: float | None, line: str) -> Iterator[None]:
         yield
 
 
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return the one event loop: a client or a semaphore that a function keeps belongs to it."""
-    global _event_loop
-    if _event_loop is None:
-        _event_loop = asyncio.new_event_loop()
-    return _event_loop
-
-
-_event_loop: asyncio.AbstractEventLoop | None = None
-
-
 def _said(error: BaseException, function: Callable[..., Any] | None = None) -> str:
     """Return an error in one line: class, message, and the innermost line of the function's file, else of all code."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -284,10 +261,3 @@ def _said(error: BaseException, function: Callable[..., Any] | None = None) -> s
     if isinstance(error, SyntaxError):
         at = f"{error.filename}:{error.lineno}"
     return excerpt(f"{type(error).__name__}: {error}") + (f" in {at}" if at else "")
-
-
-def _is_finite(number: Any) -> bool:
-    try:
-        return bool(abs(number) <= LARGEST)
-    except (TypeError, OverflowError):
-        return False

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 
 import torch
+from torch import Tensor
 
 from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Corpus, Prompt
@@ -21,7 +21,9 @@ from rlhf.models.loading import base_name, load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
+from rlhf.observe.watch import mismatch_limit
 from rlhf.process import distributed
+from rlhf.recipe import Recipe
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.recipe.stages import RM, Role, SharedRole
 from rlhf.rollout import vllm
@@ -29,211 +31,146 @@ from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.rollout.vllm_command import start_command
-from rlhf.run.checkpoints import with_resume_advice
+from rlhf.run.checkpoints import require_usable, with_resume_advice
 from rlhf.run.directory import StageRun
-from rlhf.run.evidence import NO_VERDICT
 from rlhf.run.layout import ADAPTER
-from rlhf.stages.online import role_passes
+from rlhf.stages.online import role_passes, scores
 from rlhf.stages.online.checkpoints import update_checkpoints
-from rlhf.stages.online.loop import FunctionRewards
-from rlhf.stages.online.prompts import OnlinePrompts
-from rlhf.stages.online.reward_sum import RewardSum, total_figures
-from rlhf.stages.online.role_passes import ScoreNorm
-from rlhf.stages.online.served import check_served
+from rlhf.stages.online.reward_sum import RewardSum
+from rlhf.stages.online.scores import ByName, FunctionRewards, ScoreNorm
 from rlhf.stages.online.train_state import SavedState, TrainState, read_state
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 from rlhf.terminal.progress import Bar
 
 LOGGED_PROMPTS = 8  # held-out prompts whose responses are logged
-
-
-def begin(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> "Session":
-    """Encode the prompts and load the models of a run. New adapters are drawn from torch's generator, seeded here."""
-    options = run.loaded.recipe.online()[run.stage]
-    run.total_steps = options.steps
-    telemetry = Telemetry(device)
-    client = vllm.Client(options.vllm_url, partial(_server_command, run, options)) if options.vllm_url else None
-    prompts, reward_sum = _encode_prompts(run, tokenizer, corpus, options, device)
-    run.describe(cuts={"prompts_cut": prompts.cut})
-    torch.manual_seed(run.loaded.recipe.seed)
-    with telemetry.phase("load"):
-        shared = _load_models(run, device, options, tokenizer)
-    saved = _read_checkpoint(run)
-    expected = expected_answers(corpus)
-    return Session(run, device, options, telemetry, client, tokenizer, prompts, reward_sum, shared, saved, expected)
-
-
-def _encode_prompts(
-    run: StageRun, tokenizer: DialogueTokenizer, corpus: Corpus, options: OnlineOptions, device: torch.device
-) -> tuple[OnlinePrompts, RewardSum | None]:
-    """Return the prompts, and the rewards where the score is a sum of them."""
-    split, reward_sum = corpus.prompts(run.stage), None
-    if options.sums_rewards:
-        reward_sum = RewardSum(
-            run.stage, options, corpus.right_answers(), tokenizer, corpus.columns, run.path, device=device.type
-        )
-        split = reward_sum.usable(split)
-    return OnlinePrompts(split, tokenizer, options, run.loaded.recipe.seed), reward_sum
-
-
-def _load_models(
-    run: StageRun, device: torch.device, options: OnlineOptions, tokenizer: DialogueTokenizer
-) -> SharedBase:
-    """Return the base with the roles that all methods need; PPO adds a critic."""
-    recipe, base, start = run.loaded.recipe, load_base(run.base, device), run.parents.start()
-    policy = lora_config(recipe.lora, base, "CAUSAL_LM") if start is None else start
-    roles: dict[Role, AdapterStart] = {"policy": policy, "reference": start}
-    hardware = recipe.hardware
-    shared = SharedBase(base, roles, ("policy",), lean=hardware.trunk == "lean", joins=hardware.joined_rows)
-    if options.gradient_checkpointing:
-        shared.base.activation_checkpointing_enable()
-        shared.base.enable_input_require_grads()
-    if options.model_scores:
-        add_reward_models(shared, run)
-    return shared
-
-
-def _server_command(run: StageRun, options: OnlineOptions) -> str:
-    """Return the command that starts the server of a run."""
-    return start_command(run.loaded.recipe, options, base_name(run.base))
-
-
-def _read_checkpoint(run: StageRun) -> SavedState | None:
-    """Return the state that a resumed run continues from; None in a new run."""
-    if run.resumed_from is None:
-        return None
-    with with_resume_advice(run.resumed_from):
-        return read_state(run.resumed_from)
+COMPARED = 8  # responses of a server whose log-probabilities are compared with our own
 
 
 class Session:
-    """Data, models, sampling, evaluation and log files of one run; `begin` makes it.
+    """The `Loop` of a run.
 
-    `shared` has the roles `policy` and `reference`, both at the start (SFT, or the base itself), and the reward model
-    where the stage needs it. `saved` is the state that a resumed run continues from.
+    `validation` are the prompts that choose checkpoints, `test` those on which the result is reported: the same ones
+    unless the recipe sets validation apart. New adapters are drawn from torch's generator, which is seeded here.
     """
 
-    def __init__(
-        self,
-        run: StageRun,
-        device: torch.device,
-        options: OnlineOptions,
-        telemetry: Telemetry,
-        client: vllm.Client | None,
-        tokenizer: DialogueTokenizer,
-        prompts: OnlinePrompts,
-        reward_sum: RewardSum | None,
-        shared: SharedBase,
-        saved: SavedState | None,
-        expected: dict[Prompt, str],
-    ):
-        self.run, self.device, self.recipe, self.options = run, device, run.loaded.recipe, options
-        self.telemetry, self.tokenizer, self.shared = telemetry, tokenizer, shared
-        self.prompts, self.reward_sum, self._saved, self._expected = prompts, reward_sum, saved, expected
+    def __init__(self, run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus):
+        self.run, self.device, self.tokenizer, self.recipe = run, device, tokenizer, run.loaded.recipe
+        self.stage = run.stage
+        self.options = options = self.recipe.online()[run.stage]
+        run.total_steps = options.steps
         self.rm_dir = run.parents.folder(RM)
-        self.sampling = sampling_settings(options)
-        self.client, self._server_is_checked = client, False
-        self._reference_samples: PolicySamples  # of `measure_reference`
+        self.telemetry = Telemetry(device)
+        self.client = vllm.Client(options.vllm_url, self._server_command) if options.vllm_url else None
+        self._server_is_checked = False
+
+        self.rewards = RewardSum(run.stage, [options], corpus, tokenizer, run.path, device.type)
+        self._expected = expected_answers(corpus)
+        prompts = self.rewards.usable(corpus.prompts(run.stage))
+        self.train = prompts.train[: options.max_samples]
+        self.ids, cut = tokenizer.encode_prompts(self.train, options.max_prompt_length)
+        self.validation = prompts.validation[: options.max_eval_samples]
+        self.test = prompts.test[: options.max_eval_samples]
+        run.describe(cuts={"prompts_cut": cut})
+
+        torch.manual_seed(self.recipe.seed)
+        with self.phase("load"):
+            self.shared = self._load_models()
+        self.score_norm, self._saved = self._start()
+        self._reference_samples = self.evaluate("reference")
+        require_verdicts(run.stage, self._reference_samples)
         self._policy_samples: PolicySamples | None = None  # of the last evaluation; None before the first
 
-    def measure_reference(self) -> None:
-        """Measure the reference on held-out prompts: the policy's gains are in its standard deviations.
+    def _load_models(self) -> SharedBase:
+        """Return the base with the roles that all methods need; PPO adds a critic."""
+        base, start, hardware = load_base(self.run.base, self.device), self.run.parents.start(), self.recipe.hardware
+        policy = lora_config(self.recipe.lora, base, "CAUSAL_LM") if start is None else start
+        roles: dict[Role, AdapterStart] = {"policy": policy, "reference": start}
+        shared = SharedBase(base, roles, ("policy",), lean=hardware.trunk == "lean", joins=hardware.joined_rows)
+        if self.options.gradient_checkpointing:
+            shared.base.activation_checkpointing_enable()
+            shared.base.enable_input_require_grads()
+        if self.options.model_scores:
+            add_reward_models(shared, self.run)
+        return shared
 
-        Raises UserError where none of its answers has a score: nothing could be learned or compared.
+    def _server_command(self) -> str:
+        """Return the command that starts the vLLM server of this run."""
+        return start_command(self.recipe, self.options, base_name(self.run.base))
+
+    # -- where a resumed run goes on -----------------------------------------------------------------------------------
+
+    def _start(self) -> tuple[ScoreNorm, SavedState | None]:
+        """Return the mean and sd by which scores are normalised, and the state that a resumed run continues from.
+
+        The norm is measured in a new run, and read from the checkpoint of a resumed one. Raises UserError for scores
+        that do not differ.
         """
-        self._reference_samples = found = self.evaluate("reference")
-        if found.scores is not None and found.scores.isnan().all():
-            counts = ", ".join(f"{name} {int((~x.isnan()).sum())}" for name, x in found.rewards.items())
-            raise UserError(
-                f"{self.run.stage}: none of {len(found.texts)} held-out answers of {self.recipe.start} has a verdict "
-                f"of every reward (with a verdict: {counts} of {len(found.texts)}); where a reward does not apply, "
-                "return a number such as 0"
-            )
-
-    def measure_score_norm(self) -> ScoreNorm:
-        """Return the mean and sd by which scores are normalised: measured, or those of the checkpoint of a resumed run.
-
-        Raises UserError for a damaged checkpoint, and for scores that do not differ.
-        """
-        if self._saved is not None:
-            return ScoreNorm(*self._saved["norm"])
+        if self.run.resumed_from is not None:
+            with with_resume_advice(self.run.resumed_from):
+                saved = read_state(self.run.resumed_from)
+            return ScoreNorm(*saved["norm"]), saved
         if not self.options.normalize_scores:
-            return ScoreNorm()
+            return ScoreNorm(), None
         with self.phase("evaluate"):
-            return role_passes.measure_score_norm(self.shared, self.sample_step, self.options)
+            return scores.measure_score_norm(self.shared, self.sample, self.options), None
 
     def restore(self, state: TrainState) -> None:
-        """Continue from the checkpoint of a resumed run; in a new run do nothing."""
+        """Continue from the checkpoint of a resumed run. Divide the frozen layers among ranks if the recipe says so."""
         if self._saved is not None:
             state.restore(self._saved)
             self._saved = None  # frees its tensors
+        if self.recipe.hardware.engine == "fsdp" and distributed.world() > 1:
+            self.shared.shard()
+
+    # -- a step --------------------------------------------------------------------------------------------------------
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Measure time and memory of a block under this name."""
         return self.telemetry.phase(name)
 
-    def sample_step(self, step: int) -> Rollout:
-        """Sample the policy's responses to the prompts of a step."""
-        return self.sample(self.prompts.of_step(step))
+    def prompts_of(self, step: int) -> list[int]:
+        """Return the indices of the training prompts of a step."""
+        count = self.options.batch_size // self.options.samples_per_prompt
+        return prompt_order(len(self.train), step, count, self.recipe.seed)
 
-    def sample(self, indices: Sequence[int]) -> Rollout:
-        """Sample the policy's responses to training prompts, those to one prompt side by side."""
-        shared, tokenizer = self.shared, self.tokenizer
-        prompts, copies = [self.prompts.ids[i] for i in indices], self.options.samples_per_prompt
-        sampling = replace(self.sampling, samples_per_prompt=copies)
+    def sample(self, step: int) -> Rollout:
+        """Sample the policy's responses to the prompts of a step, those to one prompt side by side."""
+        shared, copies = self.shared, self.options.samples_per_prompt
+        prompts = [self.ids[i] for i in self.prompts_of(step)]
+        sampling = replace(sampling_settings(self.options), samples_per_prompt=copies)
         if self.client is not None:
-            folder = self.run.path / "sampling.tmp"  # a name that a restart deletes, after a run that was killed
-            try:
-                save_adapter(shared.peft, self.run.base.model.revision, folder, adapter="policy")
-                with self.client.adapter(folder):
-                    rollout = self.client.sample(prompts, tokenizer, sampling, self.device)
-            finally:
-                remove(folder)
-            if not self._server_is_checked:
-                check_served(
-                    shared, rollout, self.recipe, self.options, partial(_server_command, self.run, self.options)
-                )
-                self._server_is_checked = True
+            rollout = self._sample_by_server(self.client, prompts, sampling)
         else:
             with shared.role("policy"):
                 trunk = shared.role_trunk
-                rollout = sample(shared.base, prompts, tokenizer, sampling, phase=self.phase, trunk=trunk)
+                rollout = sample(shared.base, prompts, self.tokenizer, sampling, phase=self.phase, trunk=trunk)
                 check_first(shared, rollout, sampling)
         if shared.lean_trunk is None or copies == 1:
             return rollout
         return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))
 
+    def _sample_by_server(self, client: vllm.Client, prompts: list[list[int]], sampling: Sampling) -> Rollout:
+        """Sample from the vLLM server, which gets the policy's adapter. Its first responses are checked."""
+        folder = self.run.path / "sampling.tmp"  # a name that a restart deletes, after a run that was killed
+        try:
+            save_adapter(self.shared.peft, self.run.base.model.revision, folder, adapter="policy")
+            with client.adapter(folder):
+                rollout = client.sample(prompts, self.tokenizer, sampling, self.device)
+        finally:
+            remove(folder)
+        if not self._server_is_checked:
+            check_served(self.shared, rollout, self.recipe, self.options, self._server_command())
+            self._server_is_checked = True
+        return rollout
+
     def function_rewards(self, step: int, rollout: Rollout) -> FunctionRewards | None:
-        """Return what reward functions give the responses to the prompts of a step; None where a recipe names none."""
-        if self.reward_sum is None:
+        """Return what reward functions give the responses of a step; None where a recipe names none."""
+        if not self.rewards.functions:
             return None
-        prompts = [self.prompts.train[i] for i in self.prompts.of_step(step)]
+        prompts = [self.train[i] for i in self.prompts_of(step) for _ in range(self.options.samples_per_prompt)]
         texts = self.tokenizer.decode_rows(rollout.tokens, rollout.mask)
-        return self.reward_sum.of_functions(prompts, texts, rollout.response_ids)
-
-    def evaluate(self, role: SharedRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
-        """Measure a role on held-out prompts; by default on those that choose checkpoints."""
-        prompts = self.prompts.validation if prompts is None else prompts
-        truth = self.recipe.data.has_true_reward
-        reward_fn = self.reward_sum.for_evaluation if self.reward_sum else None
-        seed = self.recipe.seed
-        with self.phase("evaluate"):
-            return measure(
-                self.shared,
-                role,
-                self.tokenizer,
-                prompts,
-                self.sampling,
-                seed=seed,
-                with_true_reward=truth,
-                reward_fn=reward_fn,
-            )
-
-    def shard(self) -> None:
-        """Divide the frozen layers among ranks if the recipe says so."""
-        if self.recipe.hardware.engine == "fsdp" and distributed.world() > 1:
-            self.shared.shard()
+        return self.rewards(prompts, texts, rollout.response_ids)
 
     def end_step(self, state: TrainState, rollout: Rollout, metrics: dict[str, float], bar: Bar) -> None:
         """Evaluate, log and save after a step, as often as the recipe says."""
@@ -251,47 +188,60 @@ class Session:
         if save:
             run.save_checkpoint(done, lambda folder: state.save(run.base, folder))
             distributed.from_main(lambda: update_checkpoints(run, options))
-        kl = metrics.get("objective/kl_per_token")
-        bar.update(
-            done,
-            f"score {metrics.get('objective/scores', math.nan):.3f}" + ("" if kl is None else f"  KL/token {kl:.3f}"),
-        )
+        bar.update(done, f"score {metrics.get('objective/scores', math.nan):.3f}")
+
+    # -- held-out prompts ----------------------------------------------------------------------------------------------
+
+    def evaluate(self, role: SharedRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
+        """Measure a role on held-out prompts; by default on those that choose checkpoints."""
+        with self.phase("evaluate"):
+            return measure(
+                self.shared,
+                role,
+                self.tokenizer,
+                self.validation if prompts is None else prompts,
+                sampling_settings(self.options),
+                seed=self.recipe.seed,
+                with_true_reward=self.recipe.data.has_true_reward,
+                reward_fn=self._judged,
+            )
+
+    def _judged(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], model_scores: Tensor | None, ids: Sequence[list[int]]
+    ) -> tuple[ByName, Tensor | None]:
+        """Return the rewards of functions by name, and the weighted sum of all rewards."""
+        by_name, total = self.rewards(prompts, texts, ids)
+        return by_name, total if model_scores is None else self.options.model_weight * model_scores + total
 
     def _evaluate_policy(self, done: int) -> dict[str, float]:
         """Measure the policy after a step, and log some of its responses. Return the metrics."""
         self._policy_samples = self.evaluate("policy")
         policies = {self.recipe.start: self._reference_samples, self.run.stage: self._policy_samples}
-        rows = sample_rows(self.tokenizer, self.prompts.validation[:LOGGED_PROMPTS], policies, self._expected)
+        rows = sample_rows(self.tokenizer, self.validation[:LOGGED_PROMPTS], policies, self._expected)
         self.run.logs.samples(done, rows)
         gains = gains_with_intervals(self._reference_samples, self._policy_samples, self.recipe.start)
         return {f"eval/{name}": value for name, value in gains.items()}
+
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def finish(self, state: TrainState) -> Result:
         """Write the resulting adapter, last or best, and measure it on the prompts for reporting.
 
         Where validation is set apart, the reference was measured on other prompts, and is measured again.
         """
-        run = self.run
+        run, start = self.run, self.recipe.start
         if distributed.world() == 1:
             self.telemetry.note_components(self.shared.peft, state.optimizer)
         best = self._choose_policy(state)
         save_adapter(self.shared.peft, run.base.model.revision, run.path / ADAPTER, adapter="policy")
-        test, before, after = self.prompts.test, self._reference_samples, self._policy_samples
-        if self.prompts.has_validation:
-            before, after = self.evaluate("reference", test), self.evaluate("policy", test)
+        before, after = self._reference_samples, self._policy_samples
+        if self.test != self.validation:
+            before, after = self.evaluate("reference", self.test), self.evaluate("policy", self.test)
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
-        self.say_no_verdict(self.recipe.start, before)
-        self.say_no_verdict(run.stage, after)
-        metrics = gains_with_intervals(before, after, self.recipe.start)
-        metrics |= {"best_step": math.nan if best is None else best}
-        metrics |= total_figures(self.reward_sum.called) if self.reward_sum else {}
-        return Result(metrics, self.telemetry.costs(), examples(test, {self.recipe.start: before, run.stage: after}))
-
-    def say_no_verdict(self, label: str, samples: PolicySamples) -> None:
-        """Say which share of the answers of a policy is in no score, where there is one."""
-        if share := samples.no_verdict().get(f"score{NO_VERDICT}"):
-            say(f"{self.run.stage}: {100 * share:.3g} % of the answers of {label} have no verdict and are in no score")
+        metrics = gains_with_intervals(before, after, start) | {"best_step": math.nan if best is None else best}
+        shown = examples(self.test, {start: before, run.stage: after})
+        return Result(metrics | self.rewards.figures(), self.telemetry.costs(), shown)
 
     def _choose_policy(self, state: TrainState) -> int | None:
         """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""
@@ -304,7 +254,8 @@ class Session:
             within = "" if limit is None else f" within best_kl_limit: {limit} nats/token"
             say(f"{run.stage}: no checkpoint has a finite score{within}; the result is the last")
         elif best != state.step:
-            state.take_policy(run.checkpoints.of(best))
+            require_usable(run.checkpoints.of(best), run.stage)
+            state.take("policy", read_state(run.checkpoints.of(best)))
             self._policy_samples = None
         return best
 
@@ -317,3 +268,50 @@ def sampling_settings(options: OnlineOptions) -> Sampling:
         temperature=options.temperature,
         batch_size=options.rollout_batch_size,
     )
+
+
+def require_verdicts(stage: str, start: PolicySamples) -> None:
+    """Raise UserError where none of the start's answers has a score: nothing could be learned or compared."""
+    if start.scores is not None and start.scores.isnan().all():
+        judged = ", ".join(f"{name} {int((~x.isnan()).sum())}" for name, x in start.rewards.items())
+        raise UserError(
+            f"{stage}: none of {len(start.texts)} held-out answers has a verdict of every reward (verdicts: {judged}); "
+            "where a reward does not apply, return a number such as 0"
+        )
+
+
+@torch.no_grad()
+def check_served(shared: SharedBase, rollout: Rollout, recipe: Recipe, options: OnlineOptions, command: str) -> None:
+    """Compare log-probabilities of a few responses of a vLLM server with those of the training forward pass.
+
+    Raises UserError where they differ by more than the precision explains: the server has another base, dtype or
+    adapter, or does not give processed log-probabilities.
+    """
+    few = rollout.rows(torch.arange(min(COMPARED, len(rollout.ids)), device=rollout.ids.device))
+    own = role_passes.logprobs(shared, "policy", few, options)
+    difference = role_passes.sampling_mismatch(few, own)["rollout/logprob_diff_avg"].item()
+    limit = mismatch_limit(recipe.model, served=True)
+    if not difference <= limit:
+        raise UserError(
+            f"the vLLM server at {options.vllm_url} does not serve the policy: log-probabilities of "
+            f"{int(few.mask.sum())} tokens differ by {difference:.2g} nats on average, more than {limit}; start it "
+            f"with: `{command}`"
+        )
+
+
+def prompt_order(total: int, step: int, per_step: int, seed: int) -> list[int]:
+    """Return the indices of one step's prompts among `total`: epoch after epoch, each in an order of its own.
+
+    The order is a function of seed and step, so that a resumed run continues with the same prompts. It is one of
+    places: the second epoch of a seed has the places of the first one of the next seed, and released results depend on
+    it. Prompts still come in another order, because the seed has shuffled the rows before (`divide_rows`).
+    """
+    orders: dict[int, list[int]] = {}
+
+    def at(position: int) -> int:
+        epoch = position // total
+        if epoch not in orders:
+            orders[epoch] = torch.randperm(total, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        return orders[epoch][position % total]
+
+    return [at(position) for position in range(step * per_step, (step + 1) * per_step)]

@@ -22,17 +22,13 @@ from rlhf.process import distributed
 from rlhf.recipe import StageName
 from rlhf.recipe.schema_model import BaseSpec
 from rlhf.recipe.schema_online import OnlineOptions
-from rlhf.run.checkpoints import require_usable
 from rlhf.run.layout import ADAPTER
-from rlhf.stages.online.role_passes import ScoreNorm
+from rlhf.stages.online.scores import ScoreNorm
 from rlhf.terminal import say
 
+STATE = "state.pt"  # in the folder of a checkpoint
 TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in state.pt
-RATE_KEYS: dict[TrainedRole, str] = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
-GRAD_NORM_KEYS: dict[TrainedRole, str] = {
-    "policy": "policy/grad_norm",
-    "value": "val/grad_norm",
-}  # names of the logged gradient norms
+GRAD_NORM_KEYS: dict[TrainedRole, str] = {"policy": "policy/grad_norm", "value": "val/grad_norm"}  # of metrics
 BatchT = TypeVar("BatchT", bound=TrainingBatch)
 AddGradients = Callable[[BatchT, Tensor], dict[str, float]]
 
@@ -164,8 +160,10 @@ class TrainState:
         grad_norms = {role: nn.utils.clip_grad_norm_(part.parameters, limit) for role, part in self.by_role.items()}
         broken = [role for role, norm in grad_norms.items() if not norm.isfinite()]
         if broken:
-            rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in broken)
-            raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
+            whose = " and ".join(broken)
+            raise UserError(
+                f"{self.stage}: the gradient of {whose} is not finite in step {self.step + 1}; lower its learning rate"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         return {GRAD_NORM_KEYS[role]: norm.item() for role, norm in grad_norms.items()}
@@ -195,43 +193,37 @@ class TrainState:
             "schedule": self.schedule.state_dict(),
             "random": random_state(),
         }
-        torch.save(state, folder / "state.pt")
+        torch.save(state, folder / STATE)
         save_adapter(self.shared.peft, base.model.revision, folder / ADAPTER, adapter="policy")
 
     def restore(self, saved: SavedState) -> None:
-        """Continue from the state that `read_state` read."""
-        for role, part in self.by_role.items():
-            _copy(part.parameters, saved[role])
+        """Continue from a state that `save` wrote."""
+        for role in self.by_role:
+            self.take(role, saved)
         self.optimizer.load_state_dict(saved["optimizer"])
         self.schedule.load_state_dict(saved["schedule"])
         page_states(self.optimizer)
         self.step, self.kl_coef = saved["step"], saved["kl_coef"]
         set_random_state(saved["random"])
 
-    def take_policy(self, folder: Path) -> None:
-        """Load the policy of another checkpoint of this run. Raises UserError when that is damaged."""
-        require_usable(folder, self.stage)
-        _copy(self.parameters("policy"), read_state(folder)["policy"])
+    @torch.no_grad()
+    def take(self, role: TrainedRole, saved: SavedState) -> None:
+        """Load the parameters of a role from a state that `save` wrote."""
+        for parameter, value in zip(self.parameters(role), saved[role], strict=True):
+            parameter.copy_(value)
+
+
+def read_state(folder: Path) -> SavedState:
+    """Read the state in a checkpoint, whose hash has been checked. Tensors and numbers alone are unpickled.
+
+    Raises UserError for anything else.
+    """
+    with reading(folder / STATE):
+        saved: SavedState = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+    return saved
 
 
 def as_floats(stats: Stats, weight: Tensor | float = 1.0) -> dict[str, float]:
     """Return the statistics of a micro-batch times `weight`, with one wait for the device."""
     values = torch.stack([x.detach() for x in stats.values()]) * weight
     return dict(zip(stats, values.tolist(), strict=True))
-
-
-def read_state(folder: Path) -> SavedState:
-    """Read state.pt of a checkpoint, whose hash has been checked. Tensors and numbers alone are unpickled.
-
-    Raises UserError for anything else.
-    """
-    with reading(folder / "state.pt"):
-        saved: SavedState = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
-    return saved
-
-
-@torch.no_grad()
-def _copy(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy stored values into parameters."""
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)
