@@ -173,10 +173,14 @@ OPTIONS = (
     click.option("--recipe", "directory", metavar="DIR", type=PATH, help="Folder of a recipe, instead of --hw."),
     click.option("--guide", is_flag=True, help="With --hw: the version that keeps a published guide's settings."),
     click.option(
-        "--data", multiple=True, type=click.Path(exists=True), metavar="FILE", help="Rows instead of the recipe's."
+        "--data",
+        multiple=True,
+        type=click.Path(exists=True),
+        metavar="FILE",
+        help="Rows of one's own; may be repeated.",
     ),
     click.option("--weights", metavar="random|DIR|FILE.gguf", help="Random weights, or those of a local checkpoint."),
-    click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe."),
+    click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key; may be repeated."),
     click.option("--seed", type=SEED, metavar="N", help="Seed instead of the recipe's."),
     click.option("--out", type=PATH, metavar="DIR", help="Root of runs. [default: runs, or a folder in it]"),
     container.OPTION,

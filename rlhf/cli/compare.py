@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import PATH
+from rlhf.cli.outcome import COLOURS, show_table
 from rlhf.evaluation import compare
 from rlhf.evaluation.compare import COMPARED_POLICIES, PolicyComparison
 from rlhf.process.task import run_child, task_of
@@ -14,7 +15,6 @@ from rlhf.recipe.stages import EVALUATE, PolicyLabel
 from rlhf.report import comparison
 from rlhf.run.named import NamedRun, named_run, recipe_of
 from rlhf.terminal import screen
-from rlhf.terminal.tables import rows_table
 
 
 @click.command("compare")
@@ -62,11 +62,9 @@ def _evaluate(run: NamedRun, policy: PolicyLabel | None) -> None:
 
 def _show(found: PolicyComparison) -> None:
     """Print a comparison: as a table, and in words."""
-    if table := comparison.figures(found):
-        title = f"A: {found.a}\nB: {found.b}"
-        rows_table(title, table.columns, [[cell.text for cell in row] for row in table.rows], numbers=True)
+    show_table(f"A: {found.a}\nB: {found.b}", comparison.figures(found))
     for text, kind in found.sentences():
-        screen.OUT.print(text, style={"good": "green", "bad": "red"}.get(kind, ""))
+        screen.OUT.print(text, style=COLOURS.get(kind, ""))
     if found.other_prompts:
         screen.OUT.print(f"{found.other_prompts:,} prompts that only one side answered are left out", style="dim")
     screen.OUT.print(f"settings that differ: {', '.join(found.settings) or 'none'}", style="dim")

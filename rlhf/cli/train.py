@@ -10,7 +10,7 @@ import click
 
 from rlhf.cli import chain, report
 from rlhf.cli.choice import PATH, RUN, Choice, chooses_recipe
-from rlhf.cli.outcome import summary_table, targets_table
+from rlhf.cli.outcome import show_chain, show_stage
 from rlhf.errors import OptionError
 from rlhf.observe import tracking, watch
 from rlhf.process import children, cuda, distributed, endings, launching
@@ -82,7 +82,7 @@ def run(
         chain.run_parents(task, parents)
     path = run_task(task, loaded)
     if path is not None and not children.part_of_command():
-        targets_table([s for name in STAGES if (s := read_summary(path.parent / name))])
+        show_chain({name: s for name in STAGES if (s := read_summary(path.parent / name))})
         for command in _next(stage, path, loaded):
             screen.OUT.print(f"next: rlhf {command}", style="dim", soft_wrap=True)
         report.after_run(path.parent)
@@ -133,7 +133,7 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
         return None
     if result is None:
         screen.OUT.print(f"{stage}: done before ({path}); nothing was run")
-    summary_table(summary)
+    show_stage(summary)
     if result is not None:
         screen.OUT.print(f"written to {path}", style="dim")
         for number, example in enumerate(result.examples):

@@ -37,11 +37,11 @@ def page(run: RunRecords, price: float | None = None) -> str:
         notes=_notes(run, price),
         samples=learned.samples(run),
         charts=charts.learned(run),
-        figures=tables.figures(run, price),
+        figures=tables.figures(run.summaries, price),
         costs=tables.costs(run),
         findings=found,
         unchecked=unchecked,
-        policies=tables.policies(run),
+        policies=tables.policies(run.summaries),
         training=charts.training(run),
         provenance=tables.provenance(run),
     )

@@ -11,7 +11,7 @@ from rlhf.recipe.stages import EVALUATE, STAGES
 from rlhf.report.records import TITLES, RunRecords
 from rlhf.run import comparisons, reader
 from rlhf.run.layout import FINDINGS
-from rlhf.run.records import DataRead, FindingLine, Manifest
+from rlhf.run.records import DataRead, FindingLine, Manifest, Summary
 from rlhf.terminal import wording
 
 
@@ -38,15 +38,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], numbers:
     return Table([columns[i] for i in kept], [[row[i] for i in kept] for row in cells], numbers) if rows else None
 
 
-def figures(run: RunRecords, price: float | None) -> Table | None:
+def figures(summaries: Mapping[str, Summary], price: float | None) -> Table | None:
     """Return targets and published figures beside measured values; `price` is in dollars per hour of one card."""
     rows = [
         _figure(TITLES[stage], target.figure, target.measured, target.outcome)
-        for stage, summary in run.summaries.items()
+        for stage, summary in summaries.items()
         for target in summary.targets
     ]
-    rows += [_figure("all", *total) for total in comparisons.totals(run.summaries, price)]
-    is_published = any(target.guide for summary in run.summaries.values() for target in summary.targets)
+    rows += [_figure("all", *total) for total in comparisons.totals(summaries, price)]
+    is_published = any(target.guide for summary in summaries.values() for target in summary.targets)
     heading = "published" if is_published else "target"
     return table(("stage", "figure", heading, "measured", "verdict"), rows)
 
@@ -68,9 +68,9 @@ def costs(run: RunRecords) -> Table | None:
     return table(("stage", "where the time went", "", "measured", "predicted", "published"), rows, numbers=3)
 
 
-def policies(run: RunRecords) -> Table | None:
+def policies(summaries: Mapping[str, Summary]) -> Table | None:
     """Return the metrics of every policy, and of the reward models, with 95 % intervals in brackets."""
-    metrics: Mapping[str, float | None] = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
+    metrics: Mapping[str, float | None] = summaries[EVALUATE].metrics if EVALUATE in summaries else {}
     owners = [*dict.fromkeys(key.partition("/")[0] for key in metrics if "/" in key)]
     names = wording.without_ends(dict.fromkeys(key.partition("/")[2] for key in metrics if "/" in key))
     rows = [

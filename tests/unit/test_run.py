@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf import recipe
-from rlhf.cli.outcome import targets_table
+from rlhf.cli.outcome import show_chain
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, sha256, write_json
 from rlhf.recipe.chain import comparable
@@ -430,10 +430,10 @@ def test_a_summary_compares_its_figures_and_keeps_those_of_all_stages(tmp_path, 
     assert compared["memory of the base", 14]["measured"] == 14.48
     assert compared["memory of the optimizer", 28]["verdict"] == "not measured"
     assert {entry["stage"] for entry in summaries[0]["all_stages"]} == {"all"}
-    finished = [Summary.model_validate(summary) for summary in summaries]
-    targets_table(finished[:1])
+    finished = {summary["stage"]: Summary.model_validate(summary) for summary in summaries}
+    show_chain({"sft": finished["sft"]})
     assert "not compared: needs rm, ppo" in " ".join(capsys.readouterr().out.split())
-    targets_table(finished)
+    show_chain(finished)
     printed = re.sub(r"[│ \n]+", " ", capsys.readouterr().out)
     assert "fits the card with LoRA (Overview) ≤ 80 GB 70.2 reproduced" in printed
     assert "cost of a run" not in printed  # times are compared on the card that they were published for
