@@ -7,6 +7,7 @@ import click
 
 from rlhf import terminal
 from rlhf.cli.choice import PRICE, RUN, Choice, chooses_recipe
+from rlhf.cli.outcome import show_table
 from rlhf.errors import UserError
 from rlhf.plan import plan as planning
 from rlhf.plan import published_figures
@@ -23,6 +24,7 @@ from rlhf.recipe import PinnedRecipe, StageName, as_yaml, shape
 from rlhf.recipe.folders import no_section
 from rlhf.recipe.published import CHAIN
 from rlhf.recipe.stages import PRETRAIN, STAGES
+from rlhf.report.tables import table
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -90,10 +92,7 @@ def _show(made: Plan, phases: bool) -> None:
     name = f"{made.recipe} {made.version}" + (", modified" if made.modified else "")
     limit = made.card_bytes or made.free_bytes
     limited = f", of {gb(limit)} GB{' that are free here' if made.free_bytes else ''}" if limit else ""
-    rows = stage_rows(made)
-    kept = [column for column in range(len(COLUMNS)) if any(row[column] not in ("", "-") for row in rows)]
-    columns, cells = ([[line[column] for column in kept] for line in lines] for lines in ([COLUMNS], rows))
-    rows_table(f"{name}: predicted GB{limited}", columns[0], cells)
+    show_table(f"{name}: predicted GB{limited}", table(COLUMNS, stage_rows(made)))
     if phases:
         rows_table(f"{name}: predicted peak of each phase, GB", ("stage", "phase", "peak", "holds"), _phase_rows(made))
     if any(planned.time for planned in made.stages.values()):
@@ -111,8 +110,8 @@ def stage_rows(made: Plan) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for stage, planned in made.stages.items():
         ranges = ("-".join(dict.fromkeys(gb(x, 0) for x in ends if x)) for ends in planned.published_bytes or ())
-        needs = gb(_needs(planned)) if planned.in_memory_of == "cuda" else "-"
-        sizes = gb(planned.peak_bytes), needs, ", ".join(dict.fromkeys(ranges)) or "-"
+        needs = gb(_needs(planned)) if planned.in_memory_of == "cuda" else ""
+        sizes = gb(planned.peak_bytes), needs, ", ".join(dict.fromkeys(ranges))
         rows.append((stage, *sizes, _verdict(made, planned), *_time_cells([planned.time])))
     chain = [made.stages[stage].time for stage in CHAIN if stage in made.stages]
     if len(chain) == len(CHAIN) and None not in chain:
@@ -139,12 +138,12 @@ def _time_cells(stages: Sequence[StageTime | None]) -> tuple[str, str]:
     """Return sums over stages: projected hours with their interval, `3.2 (2.4-5.1)`, and dollars."""
     times = [time for time in stages if time is not None]
     if not times:
-        return "-", "-"
+        return "", ""
     costs = [time.projected_cost for time in times if time.projected_cost is not None]
     low, high = (sum(time.projected_hours_range[end] for time in times) for end in (0, 1))
     hours = sum(time.projected_hours for time in times)
     digits = 1 if hours >= SHORT else 2
-    return f"{hours:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})", f"${sum(costs):.2f}" if costs else "-"
+    return f"{hours:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})", f"${sum(costs):.2f}" if costs else ""
 
 
 def _phase_rows(made: Plan) -> Iterator[tuple[str, ...]]:
