@@ -31,7 +31,7 @@ from rlhf.recipe.stages import ONLINE
 from rlhf.stages.online import rewards
 from rlhf.terminal.wording import GB
 
-FEWEST = 10  # steps, however few minutes there are
+FEWEST = 10  # steps, however few rows there are
 SMALL = 2_000  # rows, of which a fifth is held out: a tenth would be few to measure on
 SHORTEST = 64  # tokens of a response: a policy may say more than the rows
 Say = Callable[[str], None]

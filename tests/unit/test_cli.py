@@ -196,10 +196,10 @@ def test_a_chain_is_numbered_and_its_outcome_printed_once(command, trained, tmp_
     lines = printed.splitlines()
     assert [line for line in lines if line.startswith("stage ")] == ["stage 3 of 4: rm", "stage 4 of 4: ppo"]
     assert [line.partition(" (")[0] for line in lines[:2]] == ["pretrain: done", "sft: done"]
-    assert sum(line.startswith("next: ") for line in lines) == 2 and lines.count("the chain so far") == 1
+    assert sum(line.startswith("next: ") for line in lines) == 2 and printed.count("report: ") == 1
     monkeypatch.setenv("RLHF_PART_OF_COMMAND", "1")
     printed = command(*arguments)[1]
-    assert "next: " not in printed and "the chain so far" not in printed
+    assert "next: " not in printed and "report: " not in printed
 
 
 def test_a_signal_ends_a_chain_in_one_line(tmp_path):
