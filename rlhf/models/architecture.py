@@ -57,12 +57,7 @@ def config_of(architecture: Architecture, **changes: Any) -> PreTrainedConfig:
     return without_dropout(config)
 
 
-def parameter_count(architecture: Architecture, **changes: Any) -> int:
-    """Return the number of weights of a model; `changes` are further keys of its configuration."""
-    return count_of(config_of(architecture, **changes))
-
-
-def count_of(config: PreTrainedConfig) -> int:
+def parameter_count(config: PreTrainedConfig) -> int:
     """Return the number of weights of a model. Raises UserError where it is no causal language model."""
     try:
         with torch.device("meta"):

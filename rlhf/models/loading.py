@@ -27,7 +27,7 @@ from rlhf.models.architecture import config_of, shape_differences, without_dropo
 from rlhf.models.classifier import add_classifier
 from rlhf.models.lean.trunk import check_supported
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
-from rlhf.models.random_base import AutoModel, LoadingOptions, random_base
+from rlhf.models.random_base import AutoModel, random_base
 from rlhf.models.traits import check_lengths
 from rlhf.packages import install_command, require
 from rlhf.recipe.schema_model import Architecture, BaseSpec, Model, Tokenizer, is_gguf
@@ -117,7 +117,7 @@ def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quan
     """
     settings, name = spec.model, "model.architecture" if spec.model.source == "random" else base_name(spec)
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
-    options: LoadingOptions = {"dtype": getattr(torch, settings.dtype)}
+    options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
     if settings.attention != "auto":
         options["attn_implementation"] = settings.attention
     nf4 = None

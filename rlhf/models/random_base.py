@@ -1,6 +1,6 @@
 """A base with random weights: the true shape and memory of an architecture, without a download."""
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,19 +22,12 @@ from rlhf.recipe.schema_model import Model
 AutoModel = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
 
-class LoadingOptions(TypedDict):
-    """Options with which transformers makes a base, drawn or read."""
-
-    dtype: torch.dtype
-    attn_implementation: NotRequired[str]
-
-
 def random_base(
     settings: Model,
     device: torch.device,
     kind: AutoModel,
     nf4: BitsAndBytesConfig | None,
-    options: LoadingOptions,
+    options: dict[str, Any],
 ) -> PreTrainedModel:
     """Return the recipe's architecture with random weights, drawn and quantised on the device module by module."""
     architecture = settings.architecture
@@ -74,7 +67,7 @@ def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def skeleton(
-    kind: AutoModel, config: PreTrainedConfig, quantizer: HfQuantizer | None, options: LoadingOptions
+    kind: AutoModel, config: PreTrainedConfig, quantizer: HfQuantizer | None, options: dict[str, Any]
 ) -> PreTrainedModel:
     """Return a model on the device meta, which takes no memory; with a quantizer it has bitsandbytes' layers."""
     with torch.device("meta"):

@@ -15,7 +15,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf.models.adapters import adapter_config, adapter_state, adapter_weights, attach
+from rlhf.models.adapters import adapter_config, adapter_weights, attach
 from rlhf.models.precision import computes_in_bfloat16
 from rlhf.recipe.stages import Role
 
@@ -38,38 +38,28 @@ class Roles:
         self._layers: list[LoraLayer] = []
         self._bare: set[Role] = {"base", *(role for role, start in starts.items() if start is None)}
         for role, start in starts.items():
-            if isinstance(start, Path):
-                self.add(role, start, adapter_weights(start))
-            elif start is not None:
-                self._attach(role, start)
+            if start is not None:
+                self.add(role, start, adapter_weights(start) if isinstance(start, Path) else None)
         self._prepare()
 
-    def add(self, role: Role, folder: Path, weights: Mapping[str, Tensor], trainable: bool = False) -> None:
-        """Add LoRA `weights` as a role; they are those of the adapter in `folder`, be it a classifier's.
-
-        Raises UserError where they are not of its shape.
-        """
-        config = adapter_config(folder)
-        config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
-        self._attach(role, config, weights, str(folder), trainable)
-
-    def add_copy(self, role: Role, source: Role) -> None:
-        """Add a trainable role whose adapter starts as a copy of another role's."""
-        config: Any = self.peft.peft_config[source]
-        self._attach(role, config, adapter_state(self.peft, source), trainable=True)
-
-    def _attach(
+    def add(
         self,
         role: Role,
-        config: LoraConfig,
+        start: Path | LoraConfig,
         weights: Mapping[str, Tensor] | None = None,
-        where: str = "",
         trainable: bool = False,
     ) -> None:
-        """Add a role by the configuration of its adapter, with its weights or new."""
+        """Add a role whose adapter is like the one in a folder, be it a classifier's, or has a configuration.
+
+        Its LoRA `weights` are given, or new. Raises UserError where they are not of its shape.
+        """
+        config = start
+        if isinstance(config, Path):
+            config = adapter_config(config)
+            config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
         if trainable:
             self.trainable.add(role)
-        self.peft = attach(getattr(self, "peft", self.base), role, config, weights, where)
+        self.peft = attach(getattr(self, "peft", self.base), role, config, weights, str(start))
         self._prepare()
 
     def parameters(self, role: Role) -> list[nn.Parameter]:

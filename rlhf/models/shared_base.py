@@ -24,7 +24,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
-from rlhf.models.adapters import SCORE_WEIGHT, adapter_weights
+from rlhf.models.adapters import SCORE_WEIGHT, adapter_state, adapter_weights
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.output_layer import is_plain, own_logits, response_statistics
 from rlhf.models.precision import mixed_precision
@@ -94,7 +94,8 @@ class SharedBase:
         The adapter starts as the policy's, the head at zero: nothing tells the critic yet what rewards will be.
         """
         head = self.add_value_head()
-        self.roles.add_copy("value", "policy")
+        config: Any = self.peft.peft_config["policy"]
+        self.roles.add("value", config, adapter_state(self.peft, "policy"), trainable=True)
         return head
 
     def add_value_adapter(self, reward: Path, mean: float, sd: float, weight: float = 1.0) -> nn.Linear:

@@ -147,7 +147,7 @@ def describe(model: ModelFiles) -> ModelFacts:
         else:  # transformers runs it in its own way: nothing is predicted from its shape
             with reading(model.folder):
                 text = AutoConfig.from_pretrained(model.folder).get_text_config(decoder=True)
-            architecture.count_of(text)  # raises where it is no causal language model
+            architecture.parameter_count(text)  # raises where it is no causal language model
             section = text.to_dict()
     except UserError as error:
         raise UserError(f"{model.name}: {error}") from None

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from rlhf.models.architecture import parameter_count
+from rlhf.models.architecture import config_of, parameter_count
 from rlhf.process import proxies
 from rlhf.recipe import Recipe
 from rlhf.recipe.schema_online import OnlineOptions
@@ -68,7 +68,8 @@ def _memory_share(recipe: Recipe, options: OnlineOptions) -> float:
     if shape is None or memory is None:
         return UNKNOWN_SHARE
     dtype: torch.dtype = getattr(torch, recipe.model.dtype)
-    weights = parameter_count(shape, **({} if shape.vocab_size else {"vocab_size": recipe.tokenizer.vocab_size}))
+    words = {} if shape.vocab_size else {"vocab_size": recipe.tokenizer.vocab_size}
+    weights = parameter_count(config_of(shape, **words))
     tokens = options.rollout_batch_size * (options.max_prompt_length + options.response_length)
     need = dtype.itemsize * (weights + shape.cached_per_token * tokens) + OVERHEAD
     share = need / (memory * 1e9)
