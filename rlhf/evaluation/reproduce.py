@@ -179,7 +179,7 @@ def rows(
     """
     runs = list(seeds.values())
     of_chain = [totals(run, price) for run in runs]
-    has_guide = any(target.guide for run in runs for summary in run.values() for target in summary.targets)
+    has_guide = any(figure.guide for run in runs for summary in run.values() for figure, *_ in summary.figures)
     heading = "published" if has_guide or of_chain[0] else "target"
     table: list[tuple[str, ...]] = [
         ("stage", "metric", heading, *(f"seed {seed}" for seed in seeds), "mean ± sd", "verdict")
@@ -187,8 +187,8 @@ def rows(
     before = [(recorded or {}).get(seed, {}) for seed in seeds]
     for summaries in zip(*(run.values() for run in runs), strict=True):
         stage = summaries[0].stage
-        for targets in zip(*(summary.targets for summary in summaries), strict=True):
-            figure, values = targets[0].figure, [target.measured for target in targets]
+        for of_seeds in zip(*(summary.figures for summary in summaries), strict=True):
+            figure, values = of_seeds[0].figure, [value for _, value, _ in of_seeds]
             beside = [_recorded(figure, value, run.get(stage)) for value, run in zip(values, before, strict=True)]
             verdicts = [verdict_of(figure, value) for value in values]
             table.append(_row(stage, figure.title, values, *figure_verdict(figure, values, verdicts), beside))
@@ -232,7 +232,8 @@ def _recorded(figure: Figure, value: float | None, summary: Summary | None) -> s
 
     "" if the record's `summary` lacks it.
     """
-    old = next((target.measured for target in summary.targets if target.name == figure.name), None) if summary else None
+    found = summary.figures if summary else []
+    old = next((value for recorded, value, _ in found if recorded.name == figure.name), None)
     if old is None or value is None:
         return ""
     return f" (recorded {wording.number(old)}: {'equal' if value == old else f'different by {value - old:+.2g}'})"

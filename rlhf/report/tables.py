@@ -40,13 +40,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], numbers:
 
 def figures(summaries: Mapping[str, Summary], price: float | None) -> Table | None:
     """Return targets and published figures beside measured values; `price` is in dollars per hour of one card."""
-    rows = [
-        _figure(TITLES[stage], target.figure, target.measured, target.outcome)
-        for stage, summary in summaries.items()
-        for target in summary.targets
-    ]
+    rows = [_figure(TITLES[stage], *compared) for stage, summary in summaries.items() for compared in summary.figures]
     rows += [_figure("all", *total) for total in comparisons.totals(summaries, price)]
-    is_published = any(target.guide for summary in summaries.values() for target in summary.targets)
+    is_published = any(compared.figure.guide for summary in summaries.values() for compared in summary.figures)
     heading = "published" if is_published else "target"
     return table(("stage", "figure", heading, "measured", "verdict"), rows)
 

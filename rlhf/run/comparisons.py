@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.chain import comparable
-from rlhf.recipe.published import TIMES, Figure, Verdict, compare_total
+from rlhf.recipe.published import TIMES, Figure, compare_total
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER, METRICS, MODEL
 from rlhf.terminal.wording import GB
@@ -54,16 +54,14 @@ def comparable_values(
     return values
 
 
-def totals(
-    summaries: Mapping[str, records.Summary], price: float | None = None
-) -> list[tuple[Figure, float | None, Verdict]]:
+def totals(summaries: Mapping[str, records.Summary], price: float | None = None) -> list[records.Compared]:
     """Compare the figures of all stages together with one run's finished stages, which `summaries` has by name.
 
     `price` is in dollars per hour of one card.
     """
     figures = next((summary.all_stages for summary in reversed([*summaries.values()]) if summary.all_stages), [])
     spent = {stage: summary.spent for stage, summary in summaries.items()}
-    return [(figure, *compare_total(figure, spent, price)) for figure in figures]
+    return [records.Compared(figure, *compare_total(figure, spent, price)) for figure in figures]
 
 
 class Cost(NamedTuple):
@@ -77,7 +75,7 @@ class Cost(NamedTuple):
 
 def costs(summary: records.Summary) -> list[Cost]:
     """Return the peak of the card, the time and the speed of a finished stage, and the memory of its process."""
-    texts = {target.metric: target.figure.text(in_full=True) for target in summary.targets if target.metric}
+    texts = {target.figure.metric: target.figure.text(in_full=True) for target in summary.figures}
     peak, predicted = summary.peak_vram_bytes, summary.predicted_peak_vram_bytes
     seconds, hours, speed = summary.wall_seconds, summary.projected_hours, summary.tokens_per_second
     found = [

@@ -5,7 +5,7 @@ the meaning of a key increases SCHEMA.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
@@ -113,23 +113,12 @@ class Manifest(Record):
 # -- summary.json ----------------------------------------------------------------------------------------------------
 
 
-class Comparison(Record):
-    """A figure with the value that a stage measured. Its record has the figure's own keys too."""
+class Compared(NamedTuple):
+    """A figure with the value beside it, None for none, and what is said of it."""
 
-    name: str
-    metric: str | None = None
-    guide: str | None = None
-    measured: Number | None
-
-    @property
-    def figure(self) -> Figure:
-        """Return the figure that the value is compared with."""
-        return figure_of_record(self.plain())
-
-    @property
-    def outcome(self) -> Verdict:
-        """Return the verdict, computed from the figure and the value."""
-        return verdict_of(self.figure, self.measured)
+    figure: Figure
+    value: float | None
+    verdict: Verdict
 
 
 def compared(figure: Figure, value: float | None) -> JsonObject:
@@ -194,8 +183,14 @@ class Summary(Record):
     result_sha256: dict[str, str]  # of each file of the result
     metrics: dict[str, Number | None]
     findings: list[str] | None = None  # None in summaries older than the checks
-    targets: list[Comparison]
+    targets: list[dict[str, Any]]  # as `compared` returns them
     all_stages: list[Figure] = []  # of all stages together
+
+    @property
+    def figures(self) -> list[Compared]:
+        """Return the figures with which the stage was compared."""
+        found = ((figure_of_record(target), target["measured"]) for target in self.targets)
+        return [Compared(figure, value, verdict_of(figure, value)) for figure, value in found]
 
     @property
     def spent(self) -> Spent:

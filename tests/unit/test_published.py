@@ -10,7 +10,6 @@ from rlhf.evaluation import reproduce
 from rlhf.recipe import published
 from rlhf.recipe.published import CHAIN, Figure, Spent, compare_total, verdict_of
 from rlhf.run import comparisons, records
-from rlhf.run.records import Comparison
 from tests.records import summary_of
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +150,7 @@ def test_a_record_gives_its_figure_back():
         for row in recipe.load(ROOT / "recipes" / name / "v1").figures:
             assert records.figure_of_record(records.compared(row, 1.0)) == row
     before = {"name": "f", "metric": "hours", "published": [61, 61], "published_mean": None, "unit": "h", "measured": 1}
-    assert Comparison.model_validate(before | {"within": True}).outcome.word == "met"
+    assert summary_of(targets=[before | {"within": True}]).figures[0].verdict.word == "met"
 
 
 def test_reproduce_compares_each_seed_their_mean_and_all_stages_together():

@@ -472,8 +472,8 @@ def test_the_size_of_the_base_is_what_merging_loaded(tmp_path):
     run = started(tmp_path, "merge", recipe.load(RECIPE.parents[1] / "h100-mistral-7b" / "v1"))
     (run.path / "model").mkdir()
     (run.path / "model" / "model.safetensors").write_bytes(b"0" * 1000)
-    targets = finished(run, {"base_bytes": 14_483_000_000}).targets
-    assert {target.metric: target.measured for target in targets} == {
+    figures = finished(run, {"base_bytes": 14_483_000_000}).figures
+    assert {figure.metric: value for figure, value, _ in figures} == {
         "base_model_gb": 14.483,
         "merged_model_gb": 1e-6,
     }
