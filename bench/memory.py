@@ -9,11 +9,11 @@ from typing import Any, TypedDict
 import click
 
 from bench import options, records
+from peakmem.events import WHOLE
 from rlhf import recipe as recipes
 from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.plan import prediction_file
-from rlhf.plan.phases import WHOLE
 from rlhf.plan.predict import PREDICTED_STAGES, Predictor, predicted_stages
 from rlhf.process import cuda
 from rlhf.process.libraries import quiet_libraries

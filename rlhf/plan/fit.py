@@ -11,8 +11,9 @@ from math import isqrt
 from operator import attrgetter
 from typing import NamedTuple
 
+from peakmem.events import Component
 from rlhf.errors import UserError
-from rlhf.plan.phases import Component, Predict, PredictedPhase, PredictedStage, PredictionError
+from rlhf.plan.phases import Predict, PredictedPhase, PredictedStage, PredictionError
 from rlhf.plan.predict import card_needed_bytes
 from rlhf.plan.weights import base_bytes
 from rlhf.recipe import Changes, PinnedRecipe, Recipe, StageName, TrainingName

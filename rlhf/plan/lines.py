@@ -8,8 +8,8 @@ can be too low. peakmem/depth.py repeats a layer's events, which finds that peak
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from peakmem.events import COMPONENTS
-from rlhf.plan.phases import DEPTHS, WHOLE, WORKSPACE, Parts, Peak, PredictedPhase, Work
+from peakmem.events import COMPONENTS, DEPTHS, WHOLE, WORKSPACE, Parts
+from rlhf.plan.phases import Peak, PredictedPhase, Work
 
 
 def at_depth(shallow: Peak, deeper: Peak, layers: int, workspace: int, repeated: Parts | None = None) -> PredictedPhase:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from peakmem import events
+from peakmem.events import Parts, Reserved
 from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.stages import STAGE_TABLE
@@ -14,14 +15,6 @@ PHASES_OF_A_STEP = ("train", "rollout", "score", "update")  # of which a step co
 REHEARSED_STEPS = 2  # of a rehearsed stage; the second one has optimizer states, and its work is what is counted
 MOST_REPEATS = 2  # in a rehearsal, of a step's micro-batches or minibatches and of held-out batches
 ON_HOST = tuple(stage for stage, row in STAGE_TABLE.items() if row.on_host)  # stages that leave the card alone
-# What a rehearsal finds, by peakmem's names.
-DEPTHS = events.DEPTHS  # layers with which a stage is rehearsed
-WHOLE = events.WHOLE  # the whole stage
-WORKSPACE = events.WORKSPACE
-Component = events.Component
-Parts = events.Parts
-Event = events.Event
-Reserved = events.Reserved
 
 
 @dataclass

@@ -9,17 +9,11 @@ from dataclasses import replace
 from types import TracebackType
 
 from peakmem import cards
+from peakmem.events import WHOLE
 from rlhf.plan import cache, ranks
 from rlhf.plan.hardware import gpu_of
 from rlhf.plan.lines import at_depth, with_inner
-from rlhf.plan.phases import (
-    ON_HOST,
-    WHOLE,
-    PredictedPhase,
-    PredictedStage,
-    PredictionError,
-    RehearsedStage,
-)
+from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError, RehearsedStage
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rlhf.plan.phases import ON_HOST, Parts, PredictedPhase, PredictedStage, Work
+from peakmem.events import Parts
+from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage, Work
 from rlhf.plan.predict import Predictor, predicted_stages
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe, StageName

@@ -1,15 +1,22 @@
 """Published figures of a recipe beside what is predicted or projected for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple, cast
 
-from rlhf.plan.phases import ON_HOST, Component, PredictedPhase
+from peakmem.events import Component
+from rlhf.plan.phases import ON_HOST
 from rlhf.plan.plan import Plan
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.published import CHAIN, Figure, Verdict, verdict_of
 from rlhf.recipe.stages import MERGE, SFT
 from rlhf.terminal.wording import GB
+
+COMPONENTS: dict[str, tuple[StageName, str]] = {  # of a stage, by metric
+    "adapter_gb": (SFT, "adapters"),
+    "base_model_gb": (MERGE, "base"),
+    "merged_model_gb": (MERGE, "base"),
+}
 
 
 class ComparedFigure(NamedTuple):
@@ -22,17 +29,17 @@ class ComparedFigure(NamedTuple):
 
 def compare(loaded: PinnedRecipe, plan: Plan) -> list[ComparedFigure]:
     """Compare every published figure of the recipe with its plan."""
-    return [compared(figure, loaded.figures, plan) for figure in loaded.figures]
-
-
-def compared(figure: Figure, figures: Sequence[Figure], plan: Plan) -> ComparedFigure:
-    """Compare a figure with a plan; `figures` are all of its recipe."""
-    value = None if figure.metric is None else predicted(plan, figure, figure.metric)
-    if value is None and figure.not_comparable is None:
-        way = "projected with --price" if figure.metric == "cost_usd" else f"known after {figure.stage}"
-        return ComparedFigure(figure, None, Verdict("not compared", way))
-    others = [f for f in figures if (f.stage, f.metric) == (figure.stage, figure.metric)]
-    return ComparedFigure(figure, value, verdict_of(figure, value, others))
+    rows = []
+    for figure in loaded.figures:
+        value = None if figure.metric is None else predicted(plan, figure, figure.metric)
+        if value is None and figure.not_comparable is None:
+            way = "projected with --price" if figure.metric == "cost_usd" else f"known after {figure.stage}"
+            verdict = Verdict("not compared", way)
+        else:
+            others = [f for f in loaded.figures if (f.stage, f.metric) == (figure.stage, figure.metric)]
+            verdict = verdict_of(figure, value, others)
+        rows.append(ComparedFigure(figure, value, verdict))
+    return rows
 
 
 def predicted(plan: Plan, figure: Figure, metric: str) -> float | None:
@@ -50,13 +57,10 @@ def predicted(plan: Plan, figure: Figure, metric: str) -> float | None:
         wanted = (stage,) if stage != "all" else CHAIN if figure.guide else tuple(stages)
         peaks = [stages[name].peak_bytes for name in wanted if name in stages and name not in ON_HOST]
         return max(peaks) / GB if peaks else None
-    if metric.startswith("component_gb."):
-        part = cast(Component, metric.removeprefix("component_gb."))
-        return _most(stages[stage].phases, part) if stage != "all" and stage in stages else None
-    if metric == "adapter_gb":
-        return _most(stages[SFT].phases, "adapters") if SFT in stages else None
-    if metric in ("base_model_gb", "merged_model_gb"):
-        return _most(stages[MERGE].phases, "base") if MERGE in stages else None
+    if metric.startswith("component_gb.") or metric in COMPONENTS:
+        stage, part = COMPONENTS.get(metric, (stage, metric.removeprefix("component_gb.")))
+        held = [phase.components for phase in stages[stage].phases.values()] if stage in stages else []
+        return max(parts.get(cast(Component, part), 0) for parts in held) / GB if held else None
     return None
 
 
@@ -66,7 +70,3 @@ def _of_time(plan: Plan, stages: Sequence[StageName], metric: str) -> float | No
     of = attrgetter("projected_hours" if metric == "hours" else "projected_cost")
     costs = [of(time) for time in times if time is not None]
     return None if len(costs) < len(times) or None in costs else sum(costs)
-
-
-def _most(phases: Mapping[str, PredictedPhase], component: Component) -> float:
-    return max(phase.components.get(component, 0) for phase in phases.values()) / GB

@@ -11,15 +11,10 @@ import pytest
 
 from bench.peaks import measure
 from peakmem import cards
+from peakmem.events import WHOLE, Parts
 from rlhf import recipe
 from rlhf.plan.lines import at_depth
-from rlhf.plan.phases import (
-    WHOLE,
-    Parts,
-    Peak,
-    PredictedPhase,
-    PredictedStage,
-)
+from rlhf.plan.phases import Peak, PredictedPhase, PredictedStage
 from rlhf.plan.predict import Predictor
 from rlhf.plan.rehearsal.meta_runs import Rehearsals
 from rlhf.recipe import PinnedRecipe, StageName

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
+from peakmem.events import Parts
 from rlhf import recipe
-from rlhf.plan.phases import Parts, PredictedPhase, PredictedStage, Work
+from rlhf.plan.phases import PredictedPhase, PredictedStage, Work
 from rlhf.plan.plan import Plan, PlannedStage
 from rlhf.plan.predict import Predictor
 from rlhf.recipe import PinnedRecipe, StageName

@@ -6,18 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from peakmem.events import Reserved
+from peakmem.events import WHOLE, Parts, Reserved
 from rlhf import recipe
 from rlhf.plan import ranks, weights
-from rlhf.plan.phases import (
-    WHOLE,
-    Parts,
-    Peak,
-    PredictedPhase,
-    PredictedStage,
-    RehearsedStage,
-    Work,
-)
+from rlhf.plan.phases import Peak, PredictedPhase, PredictedStage, RehearsedStage, Work
 from rlhf.plan.predict import Predictor
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.schema import Sft

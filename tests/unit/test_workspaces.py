@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from peakmem import cards, events
+from peakmem.events import Event
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.plan import plan, predict
 from rlhf.plan.hardware import gpu_of, lacks_bfloat16
-from rlhf.plan.phases import Event
 from rlhf.plan.rehearsal.meta_runs import with_captures
 from rlhf.recipe import StageName
 

@@ -7,10 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peakmem import NotPredicted, cards, deepen, events, highest_at_depth, replay
+from peakmem.events import DEPTHS, Event, Reserved
 from rlhf.models.adapters import SCORE_WEIGHT, new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.plan.hardware import gpu_of
-from rlhf.plan.phases import DEPTHS, ON_HOST, PHASES, Event, Peak, RehearsedStage, Reserved
+from rlhf.plan.phases import ON_HOST, PHASES, Peak, RehearsedStage
 from rlhf.plan.rehearsal.paths import patches
 from rlhf.plan.rehearsal.short_runs import ShortRun, ShortRuns, StageFn
 from rlhf.plan.rehearsal.work import CountingStandIn

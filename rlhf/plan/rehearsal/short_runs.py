@@ -12,9 +12,10 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from peakmem.events import DEPTHS
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.plan.phases import DEPTHS, MOST_REPEATS, REHEARSED_STEPS
+from rlhf.plan.phases import MOST_REPEATS, REHEARSED_STEPS
 from rlhf.recipe import Changes, PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import LengthsShape
 from rlhf.recipe.model_types import TESTED
