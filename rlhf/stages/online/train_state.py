@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from rlhf.stages.online.scores import ScoreNorm
 from rlhf.terminal import say
 
 STATE = "state.pt"  # in the folder of a checkpoint
+SavedState = Mapping[str, Any]  # what `TrainState.save` writes there
 TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in state.pt
 GRAD_NORM_KEYS: dict[TrainedRole, str] = {"policy": "policy/grad_norm", "value": "val/grad_norm"}  # of metrics
 BatchT = TypeVar("BatchT", bound=TrainingBatch)
@@ -38,19 +39,6 @@ class TrainedParameters(NamedTuple):
 
     parameters: Sequence[nn.Parameter]
     learning_rate: float
-
-
-class SavedState(TypedDict):
-    """What state.pt in a checkpoint holds."""
-
-    step: int
-    norm: tuple[float, float]
-    kl_coef: float
-    policy: list[Tensor]
-    value: NotRequired[list[Tensor]]  # PPO's alone
-    optimizer: dict[str, Any]
-    schedule: dict[str, Any]
-    random: dict[str, Any]
 
 
 class TrainState:
