@@ -43,7 +43,7 @@ class RewardSum:
             if name != MODEL_REWARD
         }
         self.functions = {
-            label: find(name, f"{stage}.reward_funcs") for label, name in zip(labels([*named]), named, strict=True)
+            label: find(name, f"{stage}: reward_funcs") for label, name in zip(labels([*named]), named, strict=True)
         }
         self.weights = {label: named[function.name][0] for label, function in self.functions.items()}
         self.timeouts = {label: named[function.name][1] for label, function in self.functions.items()}
