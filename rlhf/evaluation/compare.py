@@ -130,7 +130,7 @@ def load(run_directory: Path, stage: PolicyLabel | None = None) -> PolicyEvaluat
     answers: Answers = {}
     for number, line in enumerate(lines, 1):
         if stage is None or stage not in line.answers:
-            way_out = f"no answer of {stage or 'a trained policy'}; --stage: {', '.join(names)}"
+            way_out = f"no answer of {stage or 'a trained policy'}; name one of {', '.join(names)} by its folder"
             raise UserError(f"{folder / SAMPLES}:{number}: {way_out}")
         answers.setdefault(line.prompt, []).append(line.answers[stage])
     if stage is None or not lines:

@@ -33,9 +33,9 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, paired: PairedAnswers, port: int, *, rater: str = "", seed: int = 0, limit: int | None = None):
+    def __init__(self, paired: PairedAnswers, port: int, limit: int | None = None):
         self.pairs = {pair.item: pair for pair in paired.pairs[:limit]}
-        self.file, self.rater, self.seed = paired.file, rater, seed
+        self.file = paired.file
         self.token = secrets.token_urlsafe(32)  # valid for this process: an older page may show other answers
         current_ratings(self.file)  # report a damaged file now
         try:
@@ -54,8 +54,8 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def order(self, rater: str, pair: Pair) -> AnswerOrder:
-        """Return the order in which a rater sees a pair, a function of the seed."""
-        first_byte = hashlib.sha256(f"{self.seed} {rater} {pair.item} {pair.digest}".encode()).digest()[0]
+        """Return the order in which a rater sees a pair: always the same, and another rater another one."""
+        first_byte = hashlib.sha256(f"{rater} {pair.item} {pair.digest}".encode()).digest()[0]
         return "ba" if first_byte % 2 else "ab"
 
     def next(self, rater: str) -> JsonObject:
@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             nonce = secrets.token_urlsafe(16)
             page = string.Template(PAGE.read_text(encoding="utf-8"))
-            text = page.substitute(nonce=nonce, token=self.server.token, rater=self.server.rater)
+            text = page.substitute(nonce=nonce, token=self.server.token)
             policy = f"script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:"
             self._send(200, "text/html; charset=utf-8", text.encode(), policy)
 
