@@ -102,7 +102,7 @@ def _lines(text: str, mark: tuple[str, str]) -> Iterator[Text]:
     shown = text.strip("\n")
     more = f"… ({len(shown) - LONGEST:,} more characters)" if len(shown) > LONGEST else ""
     for line in (harmless(shown[:LONGEST]) + more).split("\n"):
-        yield Text(f"{mark[0]} {line}", style=mark[1], overflow="fold")
+        yield Text(f"{mark[0]} {line}", style=mark[1])
 
 
 def _beside(shown: Row) -> Iterator[Text]:

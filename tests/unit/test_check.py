@@ -93,3 +93,9 @@ def test_the_exit_code_says_what_was_found(tmp_path, monkeypatch, capsys, rows, 
     assert found == code and "rows.jsonl" in out + err
     found, out, _ = rlhf(monkeypatch, capsys, "data", "show", read_file, "--set", "data.columns.answer=x")
     assert found == 0 and "rows.jsonl:1" in out
+
+
+def test_a_long_line_is_shown_to_its_end_without_a_terminal(tmp_path, monkeypatch, capsys):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(pair(1, f"{LONG} {LONG} the end.")) + "\n")
+    _, out, _ = rlhf(monkeypatch, capsys, "data", "show", tmp_path / "rows.jsonl")
+    assert "the end." in out
