@@ -1,4 +1,4 @@
-"""`rlhf sample`: answers of a run's policies to prompts of one's own, side by side."""
+"""`rlhf sample`: answers of a run's policies to prompts of one's own."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def sample(
     temperature: float | None,
     to: Path | None,
 ) -> None:
-    """Let a run's policies answer your own prompts, side by side.
+    """Let a run's policies answer your own prompts.
 
     Sampling is that of the recipe's evaluation, so the same prompts get the same answers again: --set
     evaluate.response_length=N allows longer ones. Where a reward model is finished, answers have its score.
@@ -50,7 +50,7 @@ def sample(
         said = {name: answer.response.strip() for name, answer in line.answers.items()}
         scores = {name: answer.score for name, answer in line.answers.items() if answer.score is not None}
         shown = {f"{name} ({scores[name]:.3f})" if name in scores else name: text for name, text in said.items()}
-        show_sample("", "\n".join(f"{speaker}: {text}" for speaker, text in turns(line.prompt, line.messages)), shown)
+        show_sample("\n".join(f"{speaker}: {text}" for speaker, text in turns(line.prompt, line.messages)), shown)
     if cut:
         limit = loaded.recipe.evaluate.max_prompt_length
         say(f"{counted(cut, 'prompt')} cut to the last {limit} tokens (evaluate.max_prompt_length)")

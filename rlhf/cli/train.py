@@ -136,6 +136,8 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
     show_stage(summary)
     if result is not None:
         screen.OUT.print(f"written to {path}", style="dim")
-        for number, example in enumerate(result.examples):
-            show_sample("" if number else "held-out prompts, the first whose answer changed", *example)
+        if result.examples:
+            screen.OUT.print("\nheld-out prompts, the first whose answer changed", style="bold")
+        for example in result.examples:
+            show_sample(*example)
     return path

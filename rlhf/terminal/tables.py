@@ -18,10 +18,8 @@ def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str |
     screen.OUT.print(table)
 
 
-def show_sample(title: str, prompt: str, answers: Mapping[str, str]) -> None:
-    """Print a prompt and each policy's answer to it, under a title unless that is ""."""
-    if title:
-        screen.OUT.print(f"\n{title}", style="bold")
+def show_sample(prompt: str, answers: Mapping[str, str]) -> None:
+    """Print a prompt and each policy's answer to it."""
     screen.OUT.print(prompt.strip(), style="dim")
     width = max(map(len, answers))
     for name, answer in answers.items():
