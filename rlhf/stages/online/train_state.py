@@ -29,6 +29,7 @@ from rlhf.terminal import say
 STATE = "state.pt"  # in the folder of a checkpoint
 SavedState = Mapping[str, Any]  # what `TrainState.save` writes there
 TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in state.pt
+RATE_KEYS: dict[TrainedRole, str] = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
 GRAD_NORM_KEYS: dict[TrainedRole, str] = {"policy": "policy/grad_norm", "value": "val/grad_norm"}  # of metrics
 BatchT = TypeVar("BatchT", bound=TrainingBatch)
 AddGradients = Callable[[BatchT, Tensor], dict[str, float]]
@@ -148,10 +149,8 @@ class TrainState:
         grad_norms = {role: nn.utils.clip_grad_norm_(part.parameters, limit) for role, part in self.by_role.items()}
         broken = [role for role, norm in grad_norms.items() if not norm.isfinite()]
         if broken:
-            whose = " and ".join(broken)
-            raise UserError(
-                f"{self.stage}: the gradient of {whose} is not finite in step {self.step + 1}; lower its learning rate"
-            )
+            rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in broken)
+            raise UserError(f"{self.stage}: the gradient is not finite in step {self.step + 1}; lower {rates}")
         self.optimizer.step()
         self.optimizer.zero_grad()
         return {GRAD_NORM_KEYS[role]: norm.item() for role, norm in grad_norms.items()}
