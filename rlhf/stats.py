@@ -80,9 +80,9 @@ def _variance_of_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> 
     for value, cluster in zip(values, clusters, strict=True):
         residuals[cluster] += value - middle
     groups = len(residuals)
-    return (
-        None if groups < 2 else groups / (groups - 1) * math.fsum(r * r for r in residuals.values()) / len(values) ** 2
-    )
+    if groups < 2:
+        return None
+    return groups / (groups - 1) * math.fsum(r * r for r in residuals.values()) / len(values) ** 2
 
 
 def share_bounds(*sides: Sequence[float]) -> tuple[float, float] | None:
@@ -154,10 +154,9 @@ def length_controlled_win_rate(outcomes: Sequence[float], length_differences: Se
         p = fitted(weights)
         hessian = (design * p * (1 - p)) @ design.T + penalty
         step = np.linalg.solve(hessian, design @ (p - y) + penalty @ weights)
-        weights = weights - step * min(
-            1.0, 4.0 / max(abs(step).max(), 1e-300)
-        )  # far from the optimum a step overshoots
-        if abs(step).max() < 1e-10:
+        longest = abs(step).max()
+        weights = weights - step * min(1.0, 4.0 / max(longest, 1e-300))  # far from the optimum a step overshoots
+        if longest < 1e-10:
             break
     p = fitted(weights)
     inverse = np.linalg.inv((design * p * (1 - p)) @ design.T + penalty)
