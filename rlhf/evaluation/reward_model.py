@@ -1,7 +1,7 @@
-"""Scores of encoded answers, and figures of a reward model: accuracy, calibration, histograms."""
+"""Scores of encoded answers, and figures of a reward model: accuracy, calibration, length bias."""
 
 from collections.abc import Callable, Sequence
-from statistics import correlation, fmean, quantiles
+from statistics import correlation, fmean
 
 import torch
 
@@ -10,10 +10,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe.stages import RM, SECOND_RM, RewardModelName, ScoreRole
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, SUMMARY
-from rlhf.stats import calibration_error, outcomes, sigmoid
-
-HEALTHY = (0.3, 0.7)  # range that a published guide recommends for a reward model's scores after a sigmoid
-
+from rlhf.stats import calibration_error, outcomes
 
 SCORE_ROLES: dict[RewardModelName, ScoreRole] = {RM: "reward", SECOND_RM: "second_reward"}
 
@@ -55,20 +52,11 @@ def reward_model_figures(
     `length_differences`: tokens of the chosen answer less those of the rejected one.
     """
     margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
-    probabilities = [sigmoid(x) for x in (*chosen, *rejected)]
-    confidences = [sigmoid(abs(m)) for m in margins]
     correct = outcomes(margins)
-    # From fewer than 19 the first method extrapolates.
-    percentiles = quantiles(probabilities, n=20, method="exclusive" if len(probabilities) >= 19 else "inclusive")
     metrics = {
         "accuracy": fmean(correct),
         "margin": fmean(margins),
         "calibration_error": calibration_error(margins),
-        "noise_at_most": 1 - fmean(confidences),
-        "confident_disagreement": fmean(float(m < 0 and s > 0.9) for m, s in zip(margins, confidences, strict=True)),
-        "sigmoid_p5": percentiles[0],
-        "sigmoid_p95": percentiles[-1],
-        "sigmoid_in_range": fmean(float(HEALTHY[0] <= x <= HEALTHY[1]) for x in probabilities),
     }
     for name, sign in (("longer", 1), ("shorter", -1)):
         rows = [r for r, d in zip(correct, length_differences, strict=True) if d * sign > 0]
