@@ -178,8 +178,9 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int) ->
     changed = loaded.with_changes(found.changes)
     words = " ".join(f"--set {key}={as_yaml(value)}" for key, value in changed.overrides.items())
     screen.OUT.print(f"for every stage alike: {words or 'nothing to change'}", soft_wrap=True)
-    if hours := planning.training_hours(changed, found.stages, read_rows(loaded.recipe, found.stages)):
-        screen.OUT.print(f"projected hours with these settings: {sum(hours.values()):.2f}")
+    made = planning.plan_of(changed, found.stages, own=read_rows(loaded.recipe, found.stages))
+    if hours := [planned.time.projected_hours for planned in made.stages.values() if planned.time]:
+        screen.OUT.print(f"projected hours with these settings: {sum(hours):.2f}")
 
 
 def _show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure]) -> None:

@@ -120,14 +120,6 @@ def plan_of(
     )
 
 
-def training_hours(
-    loaded: PinnedRecipe, predicted: Mapping[StageName, PredictedStage], own: OwnRows | None
-) -> dict[StageName, float]:
-    """Return the projected hours of those stages that train and whose hours are known."""
-    times = {stage: _time(loaded, stage, of_stage, None, own) for stage, of_stage in predicted.items()}
-    return {stage: time.projected_hours for stage, time in times.items() if time}
-
-
 def card_bytes(loaded: PinnedRecipe) -> int:
     """Return the bytes of the recipe's card, on a CPU those of a process's tensors. Raises UserError without a card."""
     if loaded.recipe.hardware.device == "cpu":

@@ -50,9 +50,8 @@ def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
     architecture = recipe.model.architecture
     assert architecture
     _check_depth(recipe)
-    changes = few_steps(recipe, REHEARSED_STEPS, "longest") | {
-        **_shallow(architecture, layers or architecture.num_hidden_layers),
-    }
+    shallow = _shallow(architecture, layers or architecture.num_hidden_layers)
+    changes = few_steps(recipe, REHEARSED_STEPS, "longest") | shallow
     for stage, options in recipe.online().items():
         changes[f"{stage}.{options.passes_key}"] = 1
         changes[f"{stage}.normalize_scores"] = options.normalize_scores
