@@ -251,7 +251,7 @@ def _explained_errors(run: StageRun) -> Iterator[None]:
             reason = getattr(error, "strerror", None) or message_of(error)
             what = f"{file} cannot grow ({reason}): make room, or allow larger files"
         elif exhaustion.out_of_memory(error):
-            plan = f"rlhf plan --recipe {run.loaded.directory} --fastest"
+            plan = f"rlhf plan --recipe {run.loaded.directory} --fit card"
             what = f"out of memory ({message_of(error)}): free some; `{plan}` looks for settings that need less"
         else:
             raise

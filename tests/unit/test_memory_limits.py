@@ -19,7 +19,7 @@ def test_running_out_of_memory_names_the_way_out(tmp_path):
         stage="sft", path=tmp_path, loaded=SimpleNamespace(directory="recipes/mine/v1", recipe=small().recipe)
     )
     run.run_directory, run.checkpoints = tmp_path, Checkpoints(tmp_path)
-    way_out = r"sft: out of memory .*rlhf plan --recipe recipes/mine/v1 --fastest"
+    way_out = r"sft: out of memory .*rlhf plan --recipe recipes/mine/v1 --fit card"
     with pytest.raises(UserError, match=way_out), _explained_errors(run):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
 
