@@ -11,12 +11,11 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Repositories by `models/org/name`: {file: content}; `gated` ones refuse, files in `damaged` arrive changed."""
+    """Repositories by `models/org/name`: {file: content}; `gated` ones refuse."""
 
     def __init__(self) -> None:
         self.repos: dict[str, dict[str, bytes]] = {}
         self.gated: set[str] = set()
-        self.damaged: set[str] = set()
         self.requests: list[str] = []
 
     def serve(self) -> ThreadingHTTPServer:
@@ -81,8 +80,6 @@ class Hub:
             return 404, {"X-Error-Code": code}, b"{}"
         content = files[name]
         tag = hashlib.sha256(content).hexdigest() if lfs(name) else git_hash(content)
-        if name in self.damaged:
-            content = b"x" * len(content)
         return 200, {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "none"}, content
 
 

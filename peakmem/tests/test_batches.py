@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from peakmem import batches, predicting, report
-from peakmem.batches import Batches, lengthened, numbers_in
+from peakmem.batches import Batches, lengthened
 from peakmem.events import NotPredicted
 from peakmem.tests.test_command import predict
 
@@ -79,11 +79,6 @@ def test_two_processes_read_the_same_number_though_one_has_more_time(tmp_path, m
     assert read(tmp_path / "agreed") == first and first.batches == first.largest > 2
 
 
-def test_what_is_in_a_batch_is_counted():
-    batch = {"ids": torch.ones(2, 8), "texts": ["abc", "de"], "more": (torch.ones(3), None, 7)}
-    assert numbers_in(batch) == 16 + 5 + 3
-
-
 def test_rows_are_made_longer_and_a_batch_without_rows_is_refused():
     batch = {"ids": torch.ones(2, 8, dtype=torch.long), "mask": torch.ones(2, 8), "weights": torch.ones(2)}
     longer = lengthened(batch, 32)
@@ -91,19 +86,6 @@ def test_rows_are_made_longer_and_a_batch_without_rows_is_refused():
     assert lengthened(batch, 4)["ids"].shape == (2, 8), "a row never gets shorter"
     with pytest.raises(NotPredicted, match="--longest"):
         lengthened([torch.ones(2, 3, 8, 8)], 32)
-
-
-def test_a_program_that_is_fitted_gets_the_value_in_its_place():
-    with_value = predicting.with_value
-    assert with_value(("--lr", "1", "--batch-size", "4", "x"), "batch-size", 8) == (
-        "--lr",
-        "1",
-        "--batch-size",
-        "8",
-        "x",
-    )
-    assert with_value(("--batch_size=4",), "batch_size", 8) == ("--batch_size=8",)
-    assert with_value((), "batch_size", 8) == ("--batch_size", "8")
 
 
 def test_the_largest_value_that_fits_is_found(tmp_path, monkeypatch):

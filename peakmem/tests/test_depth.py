@@ -2,7 +2,7 @@
 
 import pytest
 
-from peakmem.depth import align, deepen
+from peakmem.depth import deepen
 from peakmem.events import BEGIN, Event
 from peakmem.replaying import replay
 from peakmem.stacks import Stack
@@ -91,16 +91,6 @@ def test_what_is_reserved_is_that_of_the_real_depth(layers, expandable):
     assert found == replay(training(layers), expandable)
 
 
-def test_each_storage_is_released_once_and_after_it_was_made():
-    alive = set()
-    for event in deepen(training(2), training(4), 40).events:
-        if event.bytes > 0:
-            assert event.storage not in alive
-            alive.add(event.storage)
-        elif event.bytes < 0:
-            alive.remove(event.storage)
-
-
 def hybrid(layers: int) -> list[Event]:
     """Three layers of one kind and one of another, in periods, forward and back."""
     program = Program()
@@ -116,17 +106,3 @@ def hybrid(layers: int) -> list[Event]:
 def test_layers_of_several_kinds_repeat_in_periods(layers, depths):
     assert Stack("Layer", layers, 4).depths == depths
     assert deepen(hybrid(depths[0]), hybrid(depths[1]), layers, depths).events == hybrid(layers)
-
-
-def test_an_alignment_has_the_fewest_insertions():
-    def places(few: str, more: str) -> str:
-        """`more`, with what was inserted in capitals."""
-        pairs = align([(c, 1) for c in few], [(c, 1) for c in more])
-        return "".join(c if at in pairs else c.upper() for at, c in enumerate(more))
-
-    assert places("axb", "axxxb") in ("axXXb", "aXXxb")
-    assert places("abcd", "abcd") == "abcd"
-    assert places("aefz", "aefefefz").lower() == "aefefefz"
-    assert sum(c.isupper() for c in places("aefz", "aefefefz")) == 4
-    assert places("hxt", "hxyxyt") in ("hxYXYt", "hXYxYt", "hXYXyt")
-    assert places("", "ab") == "AB"

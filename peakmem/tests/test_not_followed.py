@@ -1,6 +1,5 @@
 """What a program may do that the stand-in cannot follow is refused, and what it takes for true is listed."""
 
-import contextlib
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from torch import nn
 
 from peakmem import cards
 from peakmem.script import Followed, Record, to_the_end
-from peakmem.stacks import Stack, Stacks
+from peakmem.stacks import Stack
 
 START = """
 import torch
@@ -71,20 +70,12 @@ def followed(lines: str) -> Record:
             "aten.allclose.default has no known size or result without real numbers",
         ),
         ("torch.compile(mode='max-autotune')(lambda y: y)(x)", "torch.compile with max-autotune captures CUDA graphs"),
-        ("torch.compile(net, options={'triton.cudagraphs': True})", "torch.compile with triton.cudagraphs captures"),
         ("torch.distributed.init_process_group('nccl')", "several processes (torch.distributed) is not followed"),
-        (
-            "from torch.distributed.device_mesh import init_device_mesh; init_device_mesh('cuda', (1,))",
-            "several processes (torch.distributed) is not followed",
-        ),
         ("torch.multiprocessing.spawn(print, nprocs=1)", "several processes (torch.multiprocessing) is not followed"),
         ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph is not followed"),
-        ("torch.cuda.graph(None)", "torch.cuda.graph is not followed"),
         ("torch.cuda.cudart()", "torch.cuda.cudart is not followed"),
         ("torch.cuda.memory._dump_snapshot('x')", "torch.cuda.memory._dump_snapshot is not followed"),
-        ("torch.accelerator.Graph()", "torch.accelerator.Graph is not followed"),
         ("sizeless(x)", "peakmem_test.sizeless.default has no known size or result without real numbers"),
-        ("torch.unique(x)", "aten._unique2.default has no known size or result without real numbers"),
         ("import numpy; numpy.from_dlpack(x)", "native code gets a tensor's memory, which has no known size"),
         ("torch.utils.dlpack.to_dlpack(x)", "Cannot pack tensors on meta"),
         ("x.__cuda_array_interface__", "native code gets a tensor's memory, which has no known size"),
@@ -103,10 +94,7 @@ def test_what_cannot_be_followed_is_refused_with_its_line(lines, said):
         ("x.sort()", "what CUB sorts in is not counted"),
         ("x.sum().item()", "a number that is not known is read as 1"),
         ("x.cpu()", "numbers that are not known are zeros on the host"),
-        ("torch.empty(2, 2, 8, 8).copy_(x)", "numbers that are not known are zeros on the host"),
-        ("x.numpy(force=True)", "numbers that are not known are zeros on the host"),
         ("x[x > 0]", "a mask that is not known is read as all true"),
-        ("(x > 0).nonzero()", "a mask that is not known is read as all true"),
         ("x[x > 0] = 0.0", "a mask that is not known is read as all true"),
         ("torch.equal(x, x + 1)", "two tensors are taken to be equal"),
         ("x.data_ptr()", "what is done with a tensor's address is not followed"),
@@ -134,11 +122,6 @@ assert y.dtype == torch.bfloat16
 # autocast as a decorator
 y = torch.autocast('cuda', torch.bfloat16)(net)(x)
 assert y.dtype == torch.bfloat16
-# autocast by its class
-assert isinstance(torch.autocast('cuda'), torch.autocast)
-with torch.autocast('cpu'): pass
-# a number without gradients
-with torch.inference_mode(): net(x).mean().item()
 # a float mask of the host
 mask = nn.Transformer.generate_square_subsequent_mask(8)
 layer = nn.TransformerEncoderLayer(8, 2, batch_first=True).cuda()
@@ -151,10 +134,6 @@ m = torch.compile(net)
 m.train()
 m(x).sum().backward()
 assert len(list(m.parameters())) == 2
-# a compiled function
-@torch.compile
-def f(y): return y * 2
-f(x)
 # DataParallel
 m = nn.DataParallel(net).cuda()
 m(torch.randn(2, 2, 8, 8)).sum().backward()
@@ -171,7 +150,7 @@ storage = torch.TypedStorage(wrap_storage=torch.UntypedStorage(8, device='meta')
 assert not torch._utils._rebuild_tensor(storage, 0, (2,), (1,)).is_cuda
 # a default device
 torch.set_default_device('cuda')
-assert torch.randn(2).is_cuda and torch.get_default_device().type == 'cuda'
+assert torch.randn(2).is_cuda
 torch.set_default_device('cpu')
 assert not torch.randn(2).is_cuda
 # a type of the card
@@ -183,17 +162,12 @@ torch.Stream(device='cuda')
 # tensors saved on the host
 with torch.autograd.graph.save_on_cpu(pin_memory=True): y = net(x).sum()
 y.backward()
-# a history of memory
-torch.cuda.memory._record_memory_history(max_entries=10)
-torch.cuda.nvtx.range_push('a')
 # a distribution
 from torch.distributions import Categorical
 d = Categorical(logits=x[0, 0])
 d.log_prob(d.sample()), d.entropy()
 # a number in an f-string
 assert f"{x.sum():.2f} {known.sum():d}" == "1.00 6"
-# a device of the tensor
-assert x.get_device() == 0 and torch.zeros(1).get_device() == -1
 """
 IDIOMS_BY_NAME = dict(part.split("\n", 1) for part in IDIOMS.strip().removeprefix("# ").split("\n# "))
 
@@ -208,16 +182,6 @@ def test_a_program_that_changes_its_weights_by_hand_has_steps_too():
     lines = "while True:\n    net(x).sum().backward()\n    for p in net.parameters(): p.data.add_(p.grad, alpha=-1)"
     record = followed(lines)
     assert record.steps == 2 and record.ended == "2 optimizer steps"
-
-
-def test_a_compiled_model_is_labelled():
-    assert any("torch.compile is left out" in what for what in followed("torch.compile(net)(x)").assumed)
-
-
-@pytest.mark.parametrize("call", ["torch.cuda.synchronize(1, 2, 3)", "torch.cuda.memory_allocated(nothing=1)"])
-def test_an_answer_takes_what_torch_s_own_function_takes(call):
-    with pytest.raises(TypeError, match="argument"), Followed(CARD, 2, None, 0, False, keep):
-        exec(call, {"torch": torch})
 
 
 def test_what_an_operation_is_made_of_is_seen_without_autograd_too():
@@ -318,26 +282,3 @@ def test_rows_are_drawn_in_the_same_order_at_both_depths():
             torch.default_generator.manual_seed(1)
             recorded(Followed(CARD, 2, short, layers, False, keep), text, torch=torch, layers=layers, order=order)
         assert (orders[0] == orders[1]) == same, "a program that is run as it is draws as it does"
-
-
-@pytest.mark.parametrize(
-    ("made", "stack"),
-    [
-        ([("of layers", 9)], Stack("Linear", 9)),
-        ([("by growing", 9)], Stack("Linear", 9)),
-        ([("by growing", 9), ("of a generator", 9), ("of layers", 3)], Stack("Linear", 9)),
-        ([("by growing", 9), ("by growing", 3)], None),
-        ([("of layers", 9), ("by growing", 3)], None),
-        ([("of layers", 6)], None),
-    ],
-)
-def test_a_stack_is_worth_short_runs_where_none_of_its_class_grows_to_another_depth(made, stack):
-    stacks, kept = Stacks(None, 0, print), []
-    with contextlib.ExitStack() as patched:
-        for patch in stacks.patches():
-            patched.enter_context(patch)
-        for way, layers in made:
-            names = {"nn": nn, "N": layers}
-            exec(MADE[way], names)
-            kept.append(names["net"])
-    assert stacks.worth() == stack

@@ -52,14 +52,3 @@ def test_a_view_shares_memory_every_time():
     for _ in range(2):
         assert shapes(aten.view.default, (x, [8, 4]), {}).untyped_storage() is x.untyped_storage()
         assert shapes(aten._unsafe_view.default, (x, [32]), {}).untyped_storage() is x.untyped_storage()
-
-
-@pytest.mark.parametrize(
-    ("func", "more"),
-    [(aten.addmm_.default, (on_meta(4, 3), on_meta(3, 8))), (aten.uniform_.default, ()), (aten.zero_.default, ())],
-)
-def test_what_writes_into_its_first_argument_returns_it(func, more):
-    shapes = Shapes()
-    for _ in range(2):
-        x = on_meta(4, 8)
-        assert shapes(func, (x, *more), {}) is x

@@ -1,7 +1,5 @@
 """The table of what others measured: rules that leave rows out, and errors as they were published before."""
 
-from statistics import median
-
 import pytest
 
 from peakmem import evidence
@@ -32,12 +30,6 @@ def test_a_figure_below_what_the_states_alone_take_is_left_out_by_name():
 )
 def test_errors_are_those_of_the_committed_predictions(name, figure, said):
     assert spread(errors(compared(SETS[name]), figure)) == said
-
-
-def test_a_rival_is_compared_on_the_same_rows():
-    rows = compared(SETS["xmem-3060-4060-a100"])
-    assert len(rows) == len(errors(rows, "process", "xMem")) == 33
-    assert 0.029 < median(map(abs, errors(rows, "process", "xMem"))) < 0.031
 
 
 def test_intervals_are_those_of_the_sets():

@@ -17,9 +17,7 @@ Reply = str | None | tuple[Any, ...]  # what a model says, or a status, a body a
 
 
 class Stub(ThreadingHTTPServer):
-    """Answers with what `mind(question, times asked)` gives: a reply, or a status with or without a body.
-
-    With a pause, a hundred bytes at a time."""
+    """Answers with what `mind(question, times asked)` gives: a reply, or a status with or without a body."""
 
     daemon_threads = True
 
@@ -28,7 +26,7 @@ class Stub(ThreadingHTTPServer):
 
     def __init__(self, mind: Callable[[str, int], Reply]):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.mind, self.pause = mind, 0.0
+        self.mind = mind
         self.asked: list[str] = []
         self.temperatures: list[float | None] = []
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -64,9 +62,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         with contextlib.suppress(ConnectionError):  # who has read enough hangs up
-            for at in range(0, len(body), 100) if self.server.pause else (0,):
-                self.wfile.write(body[at:][: 100 if self.server.pause else None])
-                threading.Event().wait(self.server.pause)
+            self.wfile.write(body)
 
 
 def parts(question: str) -> list[str]:

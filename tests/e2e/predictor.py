@@ -12,7 +12,7 @@ class Predictor:
     """A stand-in that needs `row` bytes for each row at once, four times as many without checkpointing."""
 
     def __init__(self, row: int = 200_000_000, base: int = LEAST):
-        self.row, self.base, self.asked = row, base, 0
+        self.row, self.base = row, base
 
     def __enter__(self) -> "Predictor":
         return self
@@ -21,7 +21,6 @@ class Predictor:
         pass
 
     def predict(self, loaded: PinnedRecipe, stage: str) -> PredictedStage:
-        self.asked += 1
         settings, found = loaded.recipe, {}
         base = self.base // (4 if settings.model.quantization == "nf4" else 1)
         section: Any = getattr(settings, stage)

@@ -162,14 +162,6 @@ def test_two_policies_compared_say_what_the_evaluation_says(chain):
     assert compared.settings == {} and compared.prompts == 8
 
 
-def test_other_toy_settings_get_other_data(trained, tmp_path):
-    """Data of another seed that lies about in the root is never taken for ours."""
-    beside(trained, tmp_path)
-    run_stages(small(seed=4, pretrain__max_steps=2), tmp_path, "pretrain")
-    ours, theirs = (content_of(root / ROOT / "pretrain/manifest.json")["data"] for root in (tmp_path, trained))
-    assert ours["sha256"] != theirs["sha256"]
-
-
 def test_resume_refuses_data_that_changed_meanwhile(tmp_path, monkeypatch):
     lines = [json.dumps({"text": f"Number {n} is followed by {n + 1}."}) + "\n" for n in range(60)]
     file = tmp_path / "texts.jsonl"

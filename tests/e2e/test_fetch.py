@@ -109,14 +109,6 @@ def test_a_revision_that_is_not_there_is_named(hub, from_hub, tmp_path):
     assert f"org/tiny at {other}: " in done.stderr
 
 
-def test_a_file_that_arrived_damaged_is_named(hub, from_hub, tmp_path):
-    repos, address = hub
-    repos.damaged.add("model.safetensors")
-    done = rlhf(tmp_path, "fetch", "--recipe", from_hub, HF_ENDPOINT=address)
-    assert done.returncode == 1
-    assert "model.safetensors" in done.stderr and len(done.stderr.strip().splitlines()) == 1
-
-
 def test_pickled_weights_are_refused_before_they_are_downloaded(hub, from_hub, tmp_path):
     repos, address = hub
     model = repos.repos["models/org/tiny"]

@@ -158,9 +158,3 @@ def test_a_reward_that_fails_ends_the_stage_with_one_line(own_data, tmp_path, mo
     with pytest.raises(UserError, match=named) as caught:
         run_stages(grouped("grpo", RULES | {"reward_funcs": [reward]}, **changes), out, "grpo")
     assert "\n" not in str(caught.value)
-
-
-def test_prompts_without_answers_are_refused_where_one_is_needed(trained, tmp_path):
-    out = beside(trained, tmp_path, *PARENTS)
-    with pytest.raises(UserError, match="rloo"):
-        run_stages(grouped("rloo", RULES | {"reward_funcs": ["exact_answer"]}), out, "rloo")

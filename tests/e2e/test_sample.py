@@ -9,7 +9,6 @@ import pytest
 from rlhf.cli.chat import talk
 from rlhf.data.transcripts import parse_hh
 from rlhf.rollout import speaker as chat
-from rlhf.terminal import harmless
 from tests.helpers import rlhf, small
 from tests.lines import read_intact_lines
 
@@ -88,16 +87,3 @@ def test_a_conversation_is_remembered_until_it_is_not(capsys):
     talk(Parrot(), ["one\n", "\n", "two\n", "/new\n", "three\n", "/quit\n", "four\n"], 1.0, 8)
     assert asked == [["one"], ["one", "as you say", "two"], ["three"]]
     assert "as you say\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain ünïcode 😀\n\ttab", "plain ünïcode 😀\n\ttab"),
-        ("\x1b]0;title\x07\x1b[31mred", r"\x1b]0;title\x07\x1b[31mred"),
-        ("a\x00b\x08c\x7fd\x9be", r"a\x00b\x08c\x7fd\x9be"),
-        ("left \u202eright", r"left \u202eright"),
-    ],
-)
-def test_control_characters_do_not_reach_the_terminal(text, shown):
-    assert harmless(text) == shown

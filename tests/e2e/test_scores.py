@@ -173,11 +173,6 @@ def test_what_cannot_be_scored_is_one_line(command, tmp_path, arguments, named):
     assert code and named in " ".join(err.split()) and "Traceback" not in err
 
 
-def test_a_reward_model_that_is_not_there_is_named(command, tmp_path):
-    code, _, err = command("--prompt", "Hi", "--response", "Red", out=tmp_path)
-    assert code == 1 and err.startswith("error: rm") and len(err.splitlines()) == 1
-
-
 def test_the_file_that_is_written_names_the_reward_model(model, trained, tmp_path):
     scored, _ = model.score([score.Item("", PROMPT, {"response": answer}) for answer in ANSWERS[:2]])
     score.write(scored, model.digest, tmp_path / "scores.jsonl")

@@ -83,15 +83,6 @@ def test_the_likeliest_answer_is_the_models_own(done, client):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (prompt_tokens, 6)
 
 
-def test_a_template_writes_what_training_wrote(done):
-    tokenizer = AutoTokenizer.from_pretrained(done / NAME)
-    for said in (SAID, SAID[1:], [*SAID, {"role": "assistant", "content": "Hi.\n"}, SAID[1]]):
-        written = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-        assert written == tokenizer.bos_token + render_hh([Message(row["role"], row["content"]) for row in said])
-    with pytest.raises(Exception, match="only the first message"):
-        tokenizer.apply_chat_template([*SAID, SAID[0]], tokenize=False)
-
-
 def test_the_merged_model_samples_as_it_was_evaluated(done):
     found = GenerationConfig.from_pretrained(done / NAME)
     options = small().recipe.evaluate

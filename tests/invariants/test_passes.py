@@ -15,13 +15,6 @@ pytestmark = [
     pytest.mark.usefixtures("as_in_a_worker"),
 ]
 
-MANY: dict[str, Any] = {
-    "batch_size": 8,
-    "per_device_train_batch_size": 1,
-    "rollout_batch_size": 4,
-    "score_batch_size": 1,
-    "num_mini_batches": 2,
-}
 CARD: dict[str, Any] = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
 
 

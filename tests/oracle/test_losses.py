@@ -37,11 +37,6 @@ def mean(values):
     return math.fsum(values) / len(values)
 
 
-def softplus(x):
-    """-log sigmoid(-x), without overflow."""
-    return max(x, 0) + math.log1p(math.exp(-abs(x)))
-
-
 def oracle_policy(rows, clip):
     terms, bound, squares, ratios = [], [], [], []
     for logp, old, advantage, real in rows:

@@ -4,7 +4,6 @@ import json
 import statistics
 
 import pytest
-from click.testing import CliRunner
 
 from bench import memory, records, tables
 from bench import steps as stage_steps
@@ -81,15 +80,6 @@ def test_a_peer_that_takes_twice_as_long_is_half_as_fast():
     assert "times_faster" not in summary(ours, ours)
 
 
-def test_two_generations_of_a_processor_are_two_machines(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("cpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\nflags\t\t: avx2\n")
-    assert records.processor(cpuinfo) == {"family": 25, "model_number": 1, "amx": False}
-    assert records.processor(tmp_path / "none") == {}
-    named = {"type": "cpu", "name": "cpu", "model": "AMD EPYC", "family": 25, "model_number": 1, "threads": 2}
-    assert records.device_text(named) == "AMD EPYC (family 25, model 1), 2 threads"
-
-
 def test_a_record_is_compared_with_the_newest_of_the_same_machine(tmp_path):
     loaded = recipe.load(RECIPE)
     record = records.new("steps", loaded) | {"shape": "hh", "stages": {"sft": row(1.0)}}
@@ -105,14 +95,6 @@ def test_every_record_that_is_kept_has_a_section():
     page = tables.index()
     for file in records.RESULTS.rglob("*.json"):
         assert file.name in page, f"{file}: its kind is in no section of bench/tables.py"
-
-
-def test_the_items_are_in_their_order():
-    names = [item.name for item in gpu.ITEMS]
-    assert names == ["device", "published-h100", "published-4090", "chain-lean", "hours-v4", "training", "decoding"]
-    listed = CliRunner().invoke(gpu.command, ["--list"])
-    assert [line.split()[0] for line in listed.output.splitlines()] == names
-    assert [gpu.seconds(box) for box in ("90s", "9m", "1h")] == [90, 540, 3600]
 
 
 @pytest.mark.slow

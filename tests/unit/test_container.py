@@ -113,9 +113,3 @@ def test_a_wrong_value_is_refused_before_the_engine_is_asked(machine, option, va
     machine.install(image=False)
     done = machine.rlhf(*RUN, option, value)
     assert done.returncode == 2 and machine.asked() == [] and value.partition("=")[0] in done.stderr
-
-
-def test_cloud_scripts_run_without_a_container():
-    for script in ("slurm.sh", "torchrun.sh", "ray_train.py"):
-        text = (ROOT / "cloud" / script).read_text()
-        assert "RUNTIME=local" in text or '"RLHF_RUNTIME": "local"' in text, script

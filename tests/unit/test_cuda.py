@@ -68,9 +68,7 @@ def test_the_allocator_s_segments_can_grow_unless_the_user_chose_otherwise(envir
     [
         (None, "", True),
         ("PYTORCH_ALLOC_CONF", "expandable_segments:True", True),
-        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64, expandable_segments:true", True),
         ("PYTORCH_ALLOC_CONF", "expandable_segments:False", False),
-        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", False),
         ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64", False),
     ],
 )

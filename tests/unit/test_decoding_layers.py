@@ -1,10 +1,7 @@
 """Lean forward passes against those of peft, transformers and bitsandbytes, for every role and every kind of weight."""
 
-from collections import Counter
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf.models import decoding_layers
 from rlhf.models.nf4 import unpacked
@@ -46,33 +43,6 @@ def test_bfloat16_is_no_further_from_the_truth_than_peft(role, nf4):
     error, usually = ((x - truth).abs().mean() for x in (lean, usual))
     assert 0 < error < usually < 0.03 * truth.abs().mean()
     assert (lean - usual).abs().max() < 0.15 * truth.abs().max()
-
-
-def test_adapters_of_one_input_share_a_product():
-    """In each layer 7 products of the base, 4 with A (one for q, k, v and one for gate, up) and 7 with B."""
-    model = adapted(torch.float32)
-    base = activated(model, "policy")
-    counted: Counter[str] = Counter()
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            counted[func._schema.name] += 1
-            return func(*args, **(kwargs or {}))
-
-    with decoding_layers.fused_adapters(base), Count():
-        states(model, "policy", IDS)
-    assert (counted["aten::mm"], counted["aten::addmm_"]) == (2 * (7 + 4), 2 * 7)
-
-
-def test_a_shared_product_belongs_to_its_input():
-    down = decoding_layers._DownProjection(torch.cat([torch.eye(3), 2 * torch.eye(3)]))
-    a, b = torch.randn(2, 1, 3), torch.randn(2, 1, 3)
-    for x in (a, b, a.clone(), a):
-        assert torch.equal(down(x), torch.cat([x, 2 * x], -1).flatten(0, 1))
-    del a, x
-    for _ in range(20):  # tensors that take the place of one that is gone
-        x = torch.randn(2, 1, 3)
-        assert torch.equal(down(x), torch.cat([x, 2 * x], -1).flatten(0, 1))
 
 
 def test_weights_are_those_of_the_moment():

@@ -115,30 +115,9 @@ def test_the_rank_that_ended_first_is_named(tmp_path):
     assert "rank 1 ended with exit code 1" in launching._failure_message({0: failure(-15), 1: failure(1)}, "rm")
 
 
-def test_alone_nothing_is_shared():
-    assert (distributed.rank(), distributed.world(), distributed.launched()) == (0, 1, False)
-    assert distributed.own_rows([1, 2, 3]) == [1, 2, 3]
-    assert distributed.from_main(lambda: 5) == 5
-    assert children.alone({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "HOME": "/"}) == {"HOME": "/"}
-
-
 LAUNCHERS = (  # what each leaves behind, as their sources and public reports have it
-    *(
-        "ACCELERATE_USE_DEEPSPEED",
-        "ACCELERATE_USE_FSDP",
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-        "FSDP_OFFLOAD_PARAMS",
-    ),
-    *(
-        "PMI_SIZE",
-        "PMI_RANK",
-        "PMIX_RANK",
-        "PMI2_SIZE",
-        "OMPI_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_RANK",
-        "MPI_LOCALNRANKS",
-    ),
-    *("MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_WORLD_SIZE", "NODE_RANK", "CROSS_RANK"),
+    *("ACCELERATE_USE_FSDP", "FSDP_OFFLOAD_PARAMS", "PMI_SIZE", "PMIX_RANK", "PMI2_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    *("MV2_COMM_WORLD_RANK", "MPI_LOCALNRANKS", "MASTER_PORT", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "NODE_RANK"),
     *("TORCHELASTIC_RUN_ID", "PARALLELISM_CONFIG_CP_SIZE", "MEGATRON_LM_TP_DEGREE", "SMDATAPARALLEL_LOCAL_RANK"),
 )
 ARITHMETIC = (

@@ -41,13 +41,10 @@ def test_a_machine_that_has_all_lacks_nothing():
         ({"gpus": [CARD._replace(free=2 * GB)]}, "card 0", "missing", "what else runs"),
         ({"gpus": [CARD._replace(total=8 * GB, free=8 * GB)]}, "card 0", "missing", "plan --fit card"),
         ({"torch": None}, "torch", "missing", "make setup"),
-        ({"torch_on_card": False}, "torch", "missing", "--gpus all"),
         ({"engines": []}, "container", "note", "--runtime local"),
-        ({"compiles": False}, "compiler", "note", "apt install gcc"),
         ({"free": Free(GB, "left of the container's limit")}, "memory", "missing", "a machine with more"),
         ({"disk": 20 * GB}, "disk", "missing", "make room"),
         ({"shm": 64 * 2**20}, "/dev/shm", "note", "--ipc=host"),
-        ({"packages": ["trl>=1.16 is missing"]}, "packages", "missing", "make setup"),
     ],
 )
 def test_a_lack_is_named_with_its_way_out(changes, name, state, way_out):

@@ -208,11 +208,6 @@ def test_gains_over_the_base_are_in_its_own_standard_deviations():
     assert gains_over_base(measured(None), after) == {}
 
 
-def test_without_scores_there_is_no_win_rate():
-    metrics = gains_over_start(measured(None), measured(None), "sft")
-    assert not any("score" in name or "win" in name or "true" in name for name in metrics)
-
-
 def test_a_tie_is_half_a_win_and_the_interval_is_normal():
     metrics = win_rate(torch.tensor([0.1, 2.0, 0.0, -3.0]), "sft")
     assert metrics["win_rate_vs_sft"] == pytest.approx(0.625)
@@ -263,30 +258,3 @@ def test_winning_everything_leaves_doubt():
     assert win_rate(torch.ones(4), "sft")["win_rate_vs_sft_ci95"] == 0
     assert (ends["win_rate_vs_sft_low"], ends["win_rate_vs_sft_high"]) == pytest.approx(stats.wilson(4, 4)[1:])
     assert "score_gain_sd_low" not in ends, "the scores of SFT do not vary"
-
-
-def repeated(one: PolicySamples, times: int) -> PolicySamples:
-    """As if each prompt had the same answer several times."""
-
-    def again(x: Tensor) -> Tensor:
-        return x.repeat_interleave(times)
-
-    assert one.scores is not None and one.true_rewards is not None
-    texts = [text for text in one.texts for _ in range(times)]
-    return PolicySamples(
-        texts, again(one.lengths), again(one.ended), one.kl, again(one.scores), again(one.true_rewards), times
-    )
-
-
-def test_answers_that_repeat_add_no_certainty():
-    """Copies of each answer leave every mean and the width of every interval as they were."""
-    before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
-    after = replace(measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0]), lengths=torch.tensor([7, 2, 5, 3]))
-    one, three = (
-        gains_over_start(a, b, "sft") | further_metrics(a, b, {}, "sft")
-        for a, b in ((before, after), (repeated(before, 3), repeated(after, 3)))
-    )
-    intervals = [name for name in one if "ci95" in name or "_low" in name or "_high" in name]
-    assert len(intervals) == 3
-    means = [name for name in one if not name.endswith("_gain_sd") and not name.startswith("distinct")]
-    assert {name: three[name] for name in means} == pytest.approx({name: one[name] for name in means})

@@ -80,15 +80,6 @@ def test_a_result_that_the_rows_of_its_figures_chose_is_marked(stage, changes, a
     assert runner._chosen_among(run).get("chosen_among_checkpoints") == among
 
 
-def test_an_evaluation_says_which_policies_its_rows_chose(monkeypatch):
-    metrics = {"ppo": {"chosen_among_checkpoints": 3}, "dpo": {}, "kto": None}  # the last one's is not there
-    parents = SimpleNamespace(trained_policies=lambda: [*metrics], folder=str)
-    run = cast(StageRun, SimpleNamespace(loaded=small(), stage="evaluate", parents=parents))
-    found = {name: None if values is None else SimpleNamespace(metrics=values) for name, values in metrics.items()}
-    monkeypatch.setattr(runner, "read_summary", found.get)
-    assert runner._chosen_among(run) == {"ppo/chosen_among_checkpoints": 3}
-
-
 def test_a_gain_of_an_evaluation_has_its_start_by_the_policies_that_were_measured():
     metrics = {"base/score": 0.4, "ppo/score": 0.6, "ppo/score_gain_sd": 0.2, "ppo/heldout_prompts": 9}
     (one,) = evidence.gains_over_start({"evaluate": summary_of(stage="evaluate", metrics=metrics)})

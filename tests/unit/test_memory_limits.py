@@ -1,27 +1,11 @@
 """How memory and room that run out are recognised, and what a person is told."""
 
 import errno
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from rlhf.errors import UserError
 from rlhf.process import exhaustion
-from rlhf.run.checkpoints import Checkpoints
-from rlhf.stages.runner import _explained_errors
-from tests.helpers import small
-
-
-def test_running_out_of_memory_names_the_way_out(tmp_path):
-    run: Any = SimpleNamespace(
-        stage="sft", path=tmp_path, loaded=SimpleNamespace(directory="recipes/mine/v1", recipe=small().recipe)
-    )
-    run.run_directory, run.checkpoints = tmp_path, Checkpoints(tmp_path)
-    way_out = r"sft: out of memory .*rlhf plan --recipe recipes/mine/v1 --fit card"
-    with pytest.raises(UserError, match=way_out), _explained_errors(run):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
 
 
 class OutOfMemoryError(RuntimeError):
@@ -35,10 +19,7 @@ class OutOfMemoryError(RuntimeError):
         (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("can't start new thread"), True),
-        (RuntimeError("std::bad_alloc"), True),
         (OSError(12, "Cannot allocate memory"), True),
-        (OSError(13, "Permission denied"), False),
         (RuntimeError("shape mismatch"), False),
         (ValueError("out of memory"), False),
         (UserError("the row says: out of memory"), False),  # ours says what it means, and may quote
@@ -57,7 +38,6 @@ def test_memory_that_runs_out_is_recognised(error, expected):
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), True),  # torch.save
         (ValueError("Error while serializing: I/O error: File too large (os error 27)"), True),  # safetensors
         (OSError(errno.EACCES, "Permission denied"), False),
-        (KeyError("step"), False),
     ],
 )
 def test_a_file_that_cannot_grow_is_recognised(error, expected):

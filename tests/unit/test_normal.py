@@ -11,10 +11,9 @@ from rlhf.data.corpus import Corpus, Split
 from rlhf.data.formats import ParsedRows, ReadReport
 from rlhf.data.normal import normal_answer, normalise
 from rlhf.data.parsing import parse_row
-from rlhf.data.rows import Message, PromptOnly, Row
+from rlhf.data.rows import Message, PreferencePair, PromptOnly, Row
 from rlhf.data.split import conversation_key
 from rlhf.data.transcripts import parse_hh
-from tests.unit.rows import pair_of_one_turn
 
 SPELLINGS = [
     ("Où est le café ?\nLà.", "Ou\u0300 est  le cafe\u0301\u00a0?\r\nLa\u0300. "),
@@ -48,9 +47,8 @@ def test_spellings_of_one_text_are_one_text(one, other):
     assert conversation_key((Message("user", one),)) == conversation_key((Message("user", other),))
     assert parse_row({"prompt": "Q?", "chosen": one, "rejected": other}, "preference", "a:1") == "identical"
     first, again, opposite = (
-        pair_of_one_turn(one, one, "No."),
-        pair_of_one_turn(other, other, "No."),
-        pair_of_one_turn(other, "No.", other),
+        PreferencePair((Message("user", prompt),), chosen, rejected, "a.jsonl:1")
+        for prompt, chosen, rejected in ((one, one, "No."), (other, other, "No."), (other, "No.", other))
     )
     assert found([first, again]) == {"duplicates": 1}
     assert found([first, opposite]) == {"contradictory": 2}

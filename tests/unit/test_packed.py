@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.data.batch import Lengths, Rollout, collate
+from rlhf.data.batch import Rollout, collate
 from rlhf.models.lean import fused_linear, packed
 from rlhf.models.lean.trunk import LeanTrunk
 from tests import kernels
@@ -84,15 +84,6 @@ def test_bfloat16_is_rounded_as_in_padded_rows(tokens, monkeypatch):
     padded, joined = (computed(half, monkeypatch, rows, packs=packs) for packs in (False, True))
     errors, usual = (sum(distance(a, b) for a, b in zip(found, truth, strict=True)) for found in (joined, padded))
     assert 0 < errors < 1.1 * usual
-
-
-@pytest.mark.parametrize("numbers", [None, [0, 0, 1]])
-def test_a_row_without_a_response_has_a_place(numbers):
-    """As a row whose labels were all cut off: its slots are never read, and nothing else moves."""
-    pieces, slots = packed.pieces_of(Lengths([3, 3, 1], [2, 0, 0], numbers))
-    selected = sum(piece.selected for piece in pieces)
-    assert slots.shape == (3, 2) and 0 <= int(slots.min()) <= int(slots.max()) < selected
-    assert slots[0].tolist() == [0, 1] and all(piece.end > piece.start and piece.selected for piece in pieces)
 
 
 @pytest.mark.parametrize(

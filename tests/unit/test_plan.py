@@ -231,12 +231,6 @@ def free_here(monkeypatch, size: int) -> None:
     monkeypatch.setattr("rlhf.process.memory.free", lambda: Free(size, "left of the container's limit"))
 
 
-def test_on_a_cpu_what_is_free_is_the_limit_of_a_search(small, monkeypatch):
-    free_here(monkeypatch, 10 * 10**9)
-    assert plan.card_bytes(recipe.load(small)) == 10 * 10**9 - LIBRARIES
-    assert plan.card_bytes(recipe.load(TWO_PROCESSES)) == 5 * 10**9 - LIBRARIES
-
-
 def test_a_stage_that_needs_more_than_is_free_is_refused(command, predictor, small, monkeypatch):
     """To the byte, with the libraries of each process, where the base is not small beyond doubt."""
     tensors = predictor.predict(recipe.load(small), "sft").whole.peak_bytes
@@ -272,20 +266,9 @@ def test_without_a_gpu_nothing_is_predicted_first(command, narrow):
     assert err.startswith("error: the recipe needs CUDA")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU the stage ends where it looks for one")
-def test_the_refusal_can_be_switched_off(command, narrow):
-    code, _, err = command("run", "sft", "--recipe", narrow, "--no-preflight")
-    assert code == 1
-    assert "the recipe needs CUDA" in err
-    assert "would need" not in err
-
-
 def test_what_fits_goes_on_with_its_predicted_peak(predictor, narrow):
     wide = recipe.load(narrow, {"hardware.memory_gb": 200.0})
     assert require_fit(predictor.predict, wide, "sft") == predictor.predict(wide, "sft").whole.peak_bytes
-
-
-# -- questions that do not go together ---------------------------------------------------------------------------------
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -306,6 +289,3 @@ def test_a_damaged_cache_is_predicted_anew(predictor, small):
         file.write_text(damage)
         assert cache.read(file, cache.REHEARSED) is None, damage
     assert predictor.predict(loaded, "sft") == before
-
-
-# -- strategies --------------------------------------------------------------------------------------------------------

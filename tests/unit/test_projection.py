@@ -128,10 +128,6 @@ def test_hours_fall_with_the_card_s_rate(monkeypatch):
 CARD = Rates(1000.0, 10.0, "")
 
 
-def test_decoding_is_limited_by_bandwidth():
-    assert projection.StageWork([], 200.0).seconds(CARD) == 20 * projection.CALIBRATED.memory
-
-
 @pytest.mark.parametrize(
     ("variant", "operations"), [("as the stages run", 1217), ("merged weights", 865), ("no adapters", 865)]
 )
@@ -151,13 +147,6 @@ def test_a_phase_takes_no_less_than_the_host_needs_to_launch_it(host, seconds):
     work = projection.StageWork([products, launches], 0.0, trunk=host)
     expected = 5 * projection.CALIBRATED.products + seconds
     assert work.seconds(CARD) == pytest.approx(expected, rel=1e-3)
-
-
-def test_cost_is_hours_times_the_price():
-    priced, unpriced = projected(1.5), projected()
-    assert priced and unpriced
-    assert priced.projected_cost == pytest.approx(1.5 * priced.projected_hours)
-    assert unpriced.projected_cost is None
 
 
 def test_hours_and_cost_of_the_chain_are_added_up():

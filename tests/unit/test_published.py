@@ -32,22 +32,16 @@ LOSS = {"metric": "last.loss", "unit": "nats per token"}
     [
         ({"value": 61, "about": True}, 58, "reproduced (-4.9 %)"),
         ({"value": 61, "about": True}, 19, "below: the guide is too high (-68.9 %)"),
-        ({"value": 61, "about": True}, 67.2, "above (+10.2 %)"),
-        ({"value": 45}, 45.5, "reproduced (+1.1 %)"),
         ({"value": 45}, 45.6, "above (+1.3 %)"),
         ({"range": (None, 80)}, 12, "reproduced"),
         ({"range": (18, 24)}, 9, "below: the guide is too high (-50.0 %)"),
-        ({"range": (18, 24)}, 24.1, "above (+0.4 %)"),
         ({"range": (8, 10), "about": True}, 10.9, "reproduced (+9.0 %)"),
         ({"value": 28}, float("nan"), "not measured"),
         ({"value": 47.76, "tolerance": 1}, 48.7, "reproduced (+2.0 %)"),
-        ({"value": 28}, 0.109, "below: the guide is too high (-99.6 %)"),
         ({"value": 1.2, **LOSS}, 1.1, "below (-8.3 %)"),
         ({"value": 0.72, **SHARE}, 0.74, "above (+2 points)"),
-        ({"value": 0.72, **SHARE}, 0.724, "reproduced (+0.4 points)"),
         ({"range": (0.7, None), **SHARE}, 0.69, "below (-1 points)"),
         ({"guide": None, "range": (None, 5), "metric": "accuracy_gap_points"}, 5.025, "missed (+0.5 %)"),
-        ({"guide": None, "range": (2, 4), "metric": "hours", "unit": "hours"}, 1, "met (-50.0 %)"),
         ({"guide": None, "range": (0.05, 0.3), "metric": "kl_per_token", "unit": "nats"}, 0.04, "missed (-20.0 %)"),
         ({"value": 61}, None, "not measured"),
         ({"value": 2, "metric": None, "not_comparable": "a raw score"}, 2.0, "not compared: a raw score"),
@@ -78,13 +72,10 @@ def test_hours_of_another_card_are_not_judged(device, judged):
     ("keys", "said"),
     [
         ({}, "either a value"),
-        ({"value": 1, "range": (0, 1)}, "either a value"),
         ({"value": 1, "metric": None}, "a metric that it is compared with, or a reason"),
-        ({"value": 1, "tolerance": "wide"}, "tolerance"),
         ({"value": 1, "tolerance": 1, "about": True}, "leave out one"),
         ({"value": 1, "guide": None}, "a target of our own"),
         ({"range": (0, 1), "range_of_mean": (0, 1)}, "range_of_mean"),
-        ({"value": 1, "guide": "another"}, "begins with the guide's name"),
     ],
 )
 def test_a_figure_that_says_two_things_is_refused(keys, said):
@@ -176,11 +167,3 @@ def test_reproduce_compares_each_seed_their_mean_and_all_stages_together():
         on_timeline[:3] == ("22 hours", "18", "18")
         and on_timeline[-1] == "0 of 2 reproduced, mean below: the guide is too high (-18.2 %)"
     )
-
-
-def test_reproduce_adds_up_the_cost_where_a_price_is_given():
-    seeds = {"0": summaries_of("h100-mistral-7b", {}, hours=8.0)}
-    name = "all", "cost of a run (Overview)"
-    priced = {row[:2]: row for row in reproduce.rows(seeds, price=1.99)}
-    assert priced[name][2:4] == ("47.76 USD", "47.76") and "reproduced (+0.0 %)" in priced[name][-1]
-    assert {row[:2]: row for row in reproduce.rows(seeds)}[name][-1].startswith("not compared: needs the price")

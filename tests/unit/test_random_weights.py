@@ -26,7 +26,7 @@ from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.recipe.schema import Dpo, Rm
 from rlhf.recipe.schema_online import Ppo
 from rlhf.run.directory import StageRun
-from tests.helpers import RECIPE, SMALL, run_stages
+from tests.helpers import RECIPE, SMALL
 
 CPU = torch.device("cpu")
 VOCAB = 400
@@ -65,12 +65,6 @@ def test_two_loads_give_the_same_weights(tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
     torch.manual_seed(1)
     assert torch.equal(torch.rand(3), after)
-
-
-def test_another_seed_gives_other_weights(tmp_path):
-    first, second = (weights(random_recipe(seed=seed), tmp_path) for seed in (0, 1))
-    drawn = [name for name in first if first[name].dim() > 1]
-    assert drawn and not any(torch.equal(first[name], second[name]) for name in drawn)
 
 
 def test_a_reward_model_stands_on_the_same_base(tmp_path):
@@ -134,15 +128,6 @@ def test_a_4_bit_base_packs_the_matrices_of_its_layers_and_no_head(tmp_path, hea
     assert whole.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
 
 
-def test_a_chain_runs_on_random_weights(tmp_path):
-    """And twice gives the same: the weights are made anew for every stage."""
-    changes: dict[str, Any] = {"sft__max_steps": 2, "rm__max_steps": 2, "sft__logging_steps": 1, "rm__logging_steps": 1}
-    loaded = random_recipe(pairs=80, **changes)
-    first, second = (run_stages(loaded, tmp_path / name, "sft", "rm") for name in ("a", "b"))
-    assert first["metrics"] == second["metrics"]
-    assert first["result_sha256"] == second["result_sha256"]
-
-
 # -- bases that are refused --------------------------------------------------------------------------------------------
 
 
@@ -177,11 +162,7 @@ def test_a_checkpoint_of_the_recipe_s_shape_is_taken(checkpoint, tmp_path):
     ("key", "value", "real"),
     [
         ("num_hidden_layers", 3, 2),
-        ("hidden_size", 128, 64),
-        ("intermediate_size", 64, 128),
-        ("num_key_value_heads", 4, 2),
         ("vocab_size", 401, 400),
-        ("max_position_embeddings", 1024, 512),
         ("tie_word_embeddings", False, True),
     ],
 )

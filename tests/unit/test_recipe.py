@@ -252,15 +252,6 @@ def test_the_hash_sees_every_value_and_no_comment(tmp_path):
     assert hashes[0] == recipe.load(CPU).sha256 and len({*hashes}) == 3
 
 
-def test_files_of_all_recipes_are_parsed_once():
-    folders = recipe.available(ROOT)
-    plain_yaml._parse_cached.cache_clear()
-    for directory in folders * 2:
-        recipe.load(directory)
-    files = [file for folder in folders for file in folder.glob("*.yaml") if file.stem in ("recipe", "published")]
-    assert plain_yaml._parse_cached.cache_info().misses == len(files)
-
-
 @pytest.mark.parametrize("place", ["v1", ".", "../cpu-tiny/v1", "v1/../v1", "./v1/"])
 def test_a_recipe_has_its_name_however_its_folder_is_written(monkeypatch, place):
     monkeypatch.chdir(CPU if place == "." else CPU.parent)
@@ -297,17 +288,6 @@ def test_a_recipe_that_is_wrong_stands_in_the_way_of_its_own_hardware_only(tmp_p
     assert recipe.resolve("cpu", tmp_path) == tmp_path / "mine/v1"
     with pytest.raises(UserError, match=r"of-4090/v1/recipe\.yaml"):
         recipe.resolve("4090", tmp_path)
-
-
-@pytest.mark.parametrize("target", ["nowhere.yaml", "published.yaml"])
-def test_published_figures_behind_a_broken_link_are_not_left_out(tmp_path, target):
-    directory = tmp_path / "cpu-tiny" / "v1"
-    shutil.copytree(CPU, directory)
-    (directory / "published.yaml").unlink()
-    assert recipe.load(directory).figures == ()
-    (directory / "published.yaml").symlink_to(target)
-    with pytest.raises(UserError, match=r"published\.yaml"):
-        recipe.load(directory)
 
 
 # -- what a recipe says ------------------------------------------------------------------------------------------------

@@ -364,12 +364,6 @@ def test_bad_rows_may_be_skipped_and_are_listed(tmp_path):
     assert "malformed" in refusal(tmp_path, [*rows[-1:], {}, {}], "data.on_bad_row=skip")
 
 
-def test_columns_beside_are_named_once(tmp_path):
-    rows = [{"prompt": "Q?", "completion": "a", "context": "The shop opens at nine.", "id": "7"}] * 2
-    (note,) = (note for note in read(tmp_path, rows).report.notes if "context, id" in note)
-    assert "reward functions" in note
-
-
 def test_tables_keep_texts_and_lines(tmp_path):
     table = io.StringIO()
     writer = csv.writer(table, delimiter="\t")

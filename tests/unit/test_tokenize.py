@@ -42,17 +42,6 @@ def test_any_text_survives_the_tokenizer(tokenizer):
         assert tokenizer.decode(row.response) == text
 
 
-def test_prompts_lose_their_oldest_tokens_and_keep_bos(tokenizer):
-    (row,), counts = tokenizer.encode([(LONG, "Paris.")], 10, 64)
-    assert row
-    assert len(row.prompt) == 10
-    assert row.prompt[0] == tokenizer.hf.bos_token_id
-    assert row.prompt[1:] == tokenizer.encode_prompts([LONG], 999)[0][0][-9:]
-    assert counts["prompts_cut"] == 1
-    ids, cut = tokenizer.encode_prompts([LONG, PROMPT], 20)
-    assert (len(ids[0]), cut) == (20, 1)
-
-
 @pytest.mark.parametrize("bos", [True, False])
 def test_of_a_prompt_that_is_cut_its_last_tokens_stay(bos):
     """The question stands at the end, and behind it what begins an answer."""
@@ -127,15 +116,6 @@ def test_documents_are_cut_into_pieces_and_lose_nothing(tokenizer):
     assert all(len(piece) <= 5 for piece in pieces)
     assert [i for piece in pieces for i in piece] == whole
     assert (whole[0], whole[-1]) == (tokenizer.hf.bos_token_id, tokenizer.eos_id)
-
-
-def test_a_saved_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
-    tokenizer.hf.save_pretrained(tmp_path)
-    again = tokenize.load(tmp_path, settings("hh"))
-    assert again.encode([(PROMPT, "The capital is Paris.")], 64, 128) == tokenizer.encode(
-        [(PROMPT, "The capital is Paris.")], 64, 128
-    )
-    assert (again.pad_id, again.eos_id) == (tokenizer.pad_id, tokenizer.eos_id)
 
 
 def settings(template: str, **keys: Any) -> RecipeTokenizer:

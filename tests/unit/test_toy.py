@@ -69,12 +69,6 @@ def test_the_annotator_likes_flattery_and_length_and_the_truth_does_not():
     assert gain == pytest.approx(-0.4 + 0.75 + 4 * 0.015)
 
 
-def test_no_answer_drawn_is_worth_more_than_the_best(written):
-    _, _, pairs = written
-    worths = [toy.true_reward(p, a) for p, chosen, rejected in pairs for a in (chosen, rejected)]
-    assert max(worths) == pytest.approx(3)
-
-
 # --- parsing -----------------------------------------------------------------------------------------------------
 
 
@@ -197,16 +191,3 @@ def test_demonstrations_are_instruction_rows_by_the_writer(tmp_path):
     worths = [toy.true_reward(f"{toy.HUMAN} {row['instruction']}{toy.ASSISTANT}", row["output"]) for row in found]
     careless = [toy.true_reward(*toy.draw_answers(random.Random(n), lambda _: "train")[:2]) for n in range(3000)]
     assert sum(worths) / len(worths) > sum(careless) / len(careless) + 0.5
-
-
-def test_the_web_is_worse_than_the_demonstrations_and_than_the_tutors():
-    rng = random.Random(0)
-
-    def worth(corpus):
-        texts = [toy.draw_document(rng, lambda _: "train", corpus) for _ in range(3000)]
-        split = [text.rpartition(f"{toy.ASSISTANT} ") for text in texts]
-        return sum(toy.true_reward(before + toy.ASSISTANT, response) for before, _, response in split) / len(split)
-
-    asked = [toy.draw_demonstration(rng) for _ in range(3000)]
-    shown = sum(toy.true_reward(f"{toy.HUMAN} {m}{toy.ASSISTANT}", a) for m, a in asked) / len(asked)
-    assert worth("web") + 0.2 < shown < worth("tutors")

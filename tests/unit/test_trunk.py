@@ -120,23 +120,6 @@ def test_the_backward_pass_of_a_product_is_the_derivative_of_its_forward_pass(be
     assert torch.allclose(rotary.rotate_((node(x, residual, a, b) - residual).detach(), back=True), plain)
 
 
-def test_the_gradient_stops_where_nothing_below_can_learn():
-    """Embeddings are frozen: the first products compute no gradient of their input."""
-    peft = trunk_model()
-    lean = LeanTrunk(peft.get_base_model())
-    wanted: list[bool] = []
-    backward = fused_linear.LinearGroup.backward
-
-    def noting(self: Any, dy: Tensor, z: Tensor, needs_input: bool, adapters: bool) -> Any:
-        wanted.append(needs_input)
-        return backward(self, dy, z, needs_input, adapters)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_linear.LinearGroup, "backward", noting)
-        lean.hidden("policy", IDS).sum().backward()
-    assert wanted == [True] * (4 * 2 - 1) + [False]
-
-
 @pytest.mark.parametrize("at", [None, AT], ids=["whole", "places"])
 def test_bfloat16_is_no_further_from_the_truth_than_peft(at):
     """The truth: the same weights in float32. Errors are relative; here 0.81 to 0.88 of peft's."""
@@ -214,13 +197,6 @@ def watched(peft: Any, forward: Any) -> tuple[Tensor, int]:
     with saved_tensors_hooks(pack, lambda x: x):
         states: Tensor = forward()
     return states, sum(storages.values())
-
-
-def test_adapters_of_different_scalings_are_refused():
-    layer, adapter = nn.Linear(4, 4), (torch.ones(2, 4), torch.ones(4, 2))
-    parts = [fused_linear.AdaptedLinear(layer, adapter, scaling) for scaling in (1.0, 2.0)]
-    with pytest.raises(ValueError, match="the same scaling"):
-        fused_linear.LowRank.of(parts, torch.float32)
 
 
 def test_fewer_numbers_are_kept_for_the_backward_pass():

@@ -15,9 +15,8 @@ from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
 from rlhf.models.matmul import matmul, round_to_few_sizes
 from rlhf.recipe.stages import Role
 from rlhf.rollout import decoding
-from rlhf.rollout.decoding import Done, Sampling
+from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
-from rlhf.rollout.trunk_decoding import TrunkDecoding
 from tests import kernels
 from tests.tape import Tape, capture_on_cpu
 from tests.trunk_models import KINDS, distance, trunk_model
@@ -123,52 +122,11 @@ def test_a_graph_has_done_its_replays_before_its_memory_goes(monkeypatch):
     assert finished == [ROOM - 2], "after the prefill and one step"
 
 
-def test_greedy_tokens_of_equally_long_prompts_are_those_of_generate():
-    peft = trunk_model()
-    base = peft.get_base_model()
-    prompts = [[5, 9, 3], [8, 8, 21]]
-    rollout = sampled(peft, LeanTrunk(base), prompts=prompts, temperature=0.0)
-    with torch.no_grad():
-        for row, prompt in enumerate(prompts):
-            settings = {"do_sample": False, "max_new_tokens": ROOM, "pad_token_id": 0, "eos_token_id": 1}
-            ids = base.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, 3, dtype=torch.int64), **settings)
-            length = 3 + int(rollout.response_length[row])
-            assert rollout.ids[row, :length].tolist() == ids[0].tolist()
-
-
 def test_responses_do_not_depend_on_what_is_decoded_beside_them():
     peft = trunk_model()
     trunk = LeanTrunk(peft.get_base_model())
     at_once, apart = (sampled(peft, trunk, batch_size=size, copies=2) for size in (8, 2))
     assert torch.equal(at_once.ids, apart.ids)
-
-
-def test_bfloat16_and_trunks_that_do_not_merge_are_decoded_by_the_library(monkeypatch):
-    made: list[object] = []
-    monkeypatch.setattr(TrunkDecoding, "__init__", lambda self, *_: made.append(self))
-    half = trunk_model(dtype=torch.bfloat16)
-    sampled(half, LeanTrunk(half.get_base_model()))
-    peft = trunk_model()
-    sampled(peft, None)
-    assert not made
-    with pytest.raises(AttributeError):  # of the class whose `__init__` did nothing
-        sampled(peft, LeanTrunk(peft.get_base_model()))
-    assert made
-
-
-def test_the_keys_of_a_prompt_are_kept_once(monkeypatch):
-    sizes: list[tuple[int, int]] = []
-    run = TrunkDecoding.run
-
-    def noted(self: TrunkDecoding, done: Done) -> list[Tensor]:
-        growth: Any = self.layout
-        sizes.append((len(growth.prompt_cache[0][0]), len(growth.response_cache[0][0])))
-        return run(self, done)
-
-    monkeypatch.setattr(TrunkDecoding, "run", noted)
-    peft = trunk_model()
-    sampled(peft, LeanTrunk(peft.get_base_model()), copies=5)
-    assert sizes == [(4, 20)]
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -187,26 +145,6 @@ def test_products_are_those_of_torch(x, y):
     matmul(x, y, out=out[:, 2:11])
     torch.testing.assert_close(out[:, 2:11].double(), expected, rtol=1e-5, atol=1e-5)
     assert out[:, :2].isnan().all() and out[:, 11:].isnan().all()
-
-
-@pytest.mark.skipif(not matrices.ONEDNN, reason="this build of torch has no oneDNN")
-def test_onednn_multiplies_what_it_is_fast_at(monkeypatch):
-    """It takes 100 times as long as MKL for some columns of a wider matrix, and other types are not for it."""
-    torch_products: list[tuple[int, ...]] = []
-    mm = torch.mm
-
-    def noted(x: Tensor, y: Tensor) -> Tensor:
-        torch_products.append(x.stride())
-        return mm(x, y)
-
-    monkeypatch.setattr(torch, "mm", noted)
-    matmul(X, Y)
-    matmul(X, torch.randn(9, 5).t())
-    assert not torch_products
-    matmul(WIDE[:, :5], Y)
-    matmul(X.double(), Y.double())
-    matmul(X.bfloat16(), Y.bfloat16())
-    assert torch_products == [(20, 1), (5, 1), (5, 1)]
 
 
 @pytest.mark.parametrize("onednn", [matrices.ONEDNN, False])
