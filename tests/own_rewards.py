@@ -4,8 +4,3 @@
 def answer_and_length(completions: list[str], answer: list[str]) -> list[float]:
     """Return the answer as a number, so that a reward shows to which prompt it was given, plus a part by the text."""
     return [float(a) + len(text) / 1000 for text, a in zip(completions, answer, strict=True)]
-
-
-def below_five(completions: list[str], answer: list[str]) -> list[float]:
-    """Return the same for all responses to a prompt whose answer is below 5."""
-    return [0.1 if float(a) < 5 else len(text) / 1000 for text, a in zip(completions, answer, strict=True)]

@@ -66,15 +66,6 @@ def test_an_expandable_segment_grows_by_pages():
     assert allocator.allocated == 55 * MIB + 512
 
 
-def test_free_blocks_of_an_expandable_segment_are_joined():
-    allocator = Allocator(expandable=True)
-    blocks = [allocator.malloc(20 * MIB), allocator.malloc(20 * MIB)]
-    for block in blocks:
-        allocator.free(block)
-    allocator.malloc(40 * MIB)
-    assert allocator.reserved == 40 * MIB
-
-
 @BOTH
 def test_a_full_card_gets_its_cache_back_before_it_is_out_of_memory(expandable):
     allocator = Allocator(expandable, capacity=100 * MIB)

@@ -5,15 +5,12 @@ from itertools import pairwise
 import pytest
 
 from peakmem.allocator import (
-    LARGE_SEGMENT,
     MIB,
     MIN_BLOCK,
     SMALL,
     Allocator,
     Block,
-    OutOfMemory,
     rounded,
-    segment_size,
 )
 
 pytest.importorskip("hypothesis")
@@ -85,23 +82,3 @@ def test_blocks_never_overlap_and_totals_are_conserved(expandable, steps):
     allocator.release("graph")
     allocator.empty_cache()
     assert allocator.reserved == allocator.allocated == 0, "everything is whole again"
-
-
-@settings(max_examples=60, deadline=None)
-@given(steps=STEPS, pages=st.integers(2, 12))
-def test_no_more_than_the_card_has_is_reserved(steps, pages):
-    capacity = pages * LARGE_SEGMENT
-    for expandable in (False, True):
-        allocator = Allocator(expandable, capacity)
-        live: list[Block] = []
-        for step in steps:
-            if step[0] == "malloc":
-                try:
-                    live.append(allocator.malloc(step[1]))
-                except OutOfMemory:
-                    lacking = -(-step[1] // LARGE_SEGMENT) * LARGE_SEGMENT if expandable else segment_size(step[1])
-                    assert allocator.reserved + lacking > capacity, "there was room"
-            elif step[0] == "free" and live:
-                allocator.free(live.pop(step[1] % len(live)))
-            assert allocator.reserved <= capacity
-            assert sum(block.size for block in live) == allocator.allocated

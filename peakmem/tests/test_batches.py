@@ -5,13 +5,11 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from peakmem import batches, predicting, report
-from peakmem.batches import Batches, lengthened
-from peakmem.events import NotPredicted
+from peakmem.batches import Batches
 from peakmem.tests.test_command import predict
 
 LOOP = """
@@ -77,15 +75,6 @@ def test_two_processes_read_the_same_number_though_one_has_more_time(tmp_path, m
     first = read(tmp_path / "agreed")
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     assert read(tmp_path / "agreed") == first and first.batches == first.largest > 2
-
-
-def test_rows_are_made_longer_and_a_batch_without_rows_is_refused():
-    batch = {"ids": torch.ones(2, 8, dtype=torch.long), "mask": torch.ones(2, 8), "weights": torch.ones(2)}
-    longer = lengthened(batch, 32)
-    assert longer["ids"].shape == longer["mask"].shape == (2, 32) and longer["weights"].shape == (2,)
-    assert lengthened(batch, 4)["ids"].shape == (2, 8), "a row never gets shorter"
-    with pytest.raises(NotPredicted, match="--longest"):
-        lengthened([torch.ones(2, 3, 8, 8)], 32)
 
 
 def test_the_largest_value_that_fits_is_found(tmp_path, monkeypatch):

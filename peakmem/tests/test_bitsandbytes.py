@@ -56,7 +56,6 @@ def library_unpacks(card: Gpu, rows: int, out: int, inner: int) -> bool:
 @pytest.mark.parametrize("model", SHAPES)
 def test_a_4bit_weight_is_unpacked_where_the_library_unpacks_it(card, model):
     """Every number of rows that a rollout decodes together, and those around the limits of larger batches."""
-    pytest.importorskip("bitsandbytes")
     gpu = CARDS[card].gpu
     for out, inner in SHAPES[model]:
         for rows in (*range(1, 65), 128, 512, 513, 1536, 1537, 4096):

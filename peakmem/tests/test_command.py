@@ -132,10 +132,6 @@ def test_a_fault_of_ours_says_so(tmp_path):
     assert "a fault of peakmem" in found["message"] and "train.py:4" in found["message"]
 
 
-def test_a_program_that_exits_with_an_error_has_failed(tmp_path):
-    assert "exited with 7" in predict(tmp_path, "raise SystemExit(7)", code=4)[0]["message"]
-
-
 def test_without_a_card_there_are_figures_and_no_verdict(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("import torch\nx = torch.zeros(2**28, device='cuda')\nopen('written', 'w')")

@@ -96,8 +96,9 @@ def peak_of(device: Device, run, vocab_size: int = HUGE) -> Peak:
     return stand_in.peaks()["train"]
 
 
-def heads(length: int, dtype: torch.dtype = torch.bfloat16, kv: int = 4) -> list[torch.Tensor]:
-    return [torch.randn(1, n, length, 64, dtype=dtype, device=META, requires_grad=True) for n in (4, kv, kv)]
+def heads(length: int, kv: int = 4) -> list[torch.Tensor]:
+    shapes = ((1, n, length, 64) for n in (4, kv, kv))
+    return [torch.randn(*shape, dtype=torch.bfloat16, device=META, requires_grad=True) for shape in shapes]
 
 
 def attend(length: int, function, **options) -> int:
@@ -139,13 +140,11 @@ def test_attention_with_a_mask_keeps_one_bias_for_all_heads():
     assert padded <= over <= padded + unpadded + 15_000, "one of each, where one for every head would take four"
 
 
-def inside_flash_backward(length: int, size: int = 64, kv: int = 4) -> int:
+def inside_flash_backward(length: int, kv: int) -> int:
     """Bytes that the backward pass takes inside, with 4 heads of queries and `kv` of keys and values."""
 
     def run() -> None:
-        q, k, v = (
-            torch.randn(1, n, length, size, dtype=torch.bfloat16, device=META, requires_grad=True) for n in (4, kv, kv)
-        )
+        q, k, v = heads(length, kv)
         F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv < 4).sum().backward()
 
     operations = peak_of("cuda", run).by_operation
@@ -154,12 +153,11 @@ def inside_flash_backward(length: int, size: int = 64, kv: int = 4) -> int:
 
 
 def test_flash_attention_s_backward_pass_takes_memory_inside():
-    """softmax_d and dq_accum in float32: 4 heads x 256 rows x (1 + 64) numbers."""
-    assert inside_flash_backward(256) == 4 * 4 * 256 * 65
+    """softmax_d and dq_accum in float32: 4 heads x 256 rows x (1 + 64) numbers.
 
-
-def test_flash_attention_keeps_gradients_for_every_query_head_where_keys_have_fewer():
-    """1 head of keys and values for 4 of queries: on top, gradients of 256 x 64 bfloat16 keys and values for each."""
+    With 1 head of keys and values for 4 of queries: on top, gradients of 256 x 64 bfloat16 keys and values for each.
+    """
+    assert inside_flash_backward(256, kv=4) == 4 * 4 * 256 * 65
     assert inside_flash_backward(256, kv=1) == 4 * 4 * 256 * 65 + 2 * 4 * 256 * 64 * 2
 
 

@@ -12,12 +12,6 @@ def test_the_page_is_made_from_the_sets():
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == page()
 
 
-def test_a_figure_below_what_the_states_alone_take_is_left_out_by_name():
-    out = left_out(SETS["litgpt-confighub-a10g"])
-    assert {*out} == {"llama-3.2-1b-full", "llama-3.2-3b-full", "phi-3-full"}
-    assert len(compared(SETS["litgpt-confighub-a10g"])) == 37 - 3 - 3, "three more ran out of memory"
-
-
 @pytest.mark.parametrize(
     ("name", "figure", "said"),
     [

@@ -25,9 +25,7 @@ def test_a_plain_template_is_used_as_it_is():
         pytest.param("{{ ''.__class__.__mro__ }}" + GOOD, "unsafe", id="sandbox"),
         pytest.param("{% for m in messages %}", "(?i)end of template", id="syntax"),
         pytest.param("{{ raise_exception('no') }}", "refuses a conversation: no", id="raise"),
-        pytest.param(5, "compile non template nodes", id="number"),
         pytest.param("always the same", "leaves out a message", id="constant"),
-        pytest.param("{{ messages[0].content }}", "leaves out a message", id="first message only"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_one_line(template, message):

@@ -4,7 +4,6 @@ import json
 import pickle
 
 import pytest
-from pydantic import ValidationError
 
 from rlhf.errors import UserError
 from rlhf.run import reader
@@ -12,7 +11,7 @@ from rlhf.run.records import MetricsLine, Summary
 from tests.records import summary_of
 
 
-def test_a_record_is_frozen_and_gives_the_content_of_its_file_back(tmp_path):
+def test_a_record_gives_the_content_of_its_file_back(tmp_path):
     content = {"new key": [1], **summary_of(wall_seconds=3, metrics={"b": 2, "a": 0.5}).plain()}
     file = tmp_path / "summary.json"
     file.write_text(json.dumps(content))
@@ -20,8 +19,6 @@ def test_a_record_is_frozen_and_gives_the_content_of_its_file_back(tmp_path):
     assert summary is not None and summary.metrics == {"a": 0.5, "b": 2}
     assert json.dumps(summary.plain(), sort_keys=True) == json.dumps(content, sort_keys=True), "integers as integers"
     assert pickle.loads(pickle.dumps(summary)).plain() == content, "as other processes of a run get it"
-    with pytest.raises(ValidationError, match="frozen"):
-        summary.seed = 1
 
 
 def test_numbers_keep_their_kind_and_missing_values_are_none(tmp_path):
@@ -37,7 +34,6 @@ def test_numbers_keep_their_kind_and_missing_values_are_none(tmp_path):
     ("line", "message"),
     [
         ('{"step": 1, "loss": "low"}', "loss: "),
-        ('{"step": true}', "step: "),
         ('{"loss": 1}', "step: "),
         ("[1]", "MetricsLine"),
         ("{", "cannot be read"),

@@ -122,11 +122,6 @@ def test_scoring_leaves_the_active_role_as_it_was(shared):
         assert shared.roles.active == role
 
 
-def test_a_role_that_does_not_exist_is_named(shared):
-    with pytest.raises(ValueError, match="no role critic; there are policy, reference, reward, value and base"):
-        shared.roles.activate("critic")
-
-
 def outcome(shared: SharedBase, role: SharedRole) -> tuple[Tensor, list[Tensor]]:
     """Hidden states of a role, and the gradients of its adapter."""
     shared.roles.activate(role)
