@@ -240,7 +240,8 @@ def test_policies_that_start_at_the_base_are_compared_with_it(trained, tmp_path)
         assert first["objective/kl_per_token"] == pytest.approx(0, abs=1e-6), "it starts as its reference"
     assert not [name for name in metrics if "sft" in name]
     compared = compare.compare_runs(compare.load(out / ROOT, "base"), compare.load(out / ROOT, "grpo"))
-    assert "reward_length" in [row.name for row in compared.rows]
+    (of_length,) = (row for row in compared.rows if row.name == "reward_length")
+    assert of_length.difference == pytest.approx(metrics["grpo/reward_length_gain"])
     assert (pair_answers(out / ROOT).a, pair_answers(out / ROOT).b) == ("base", "ppo")
     merged = content_of(out / ROOT / "merge/summary.json")["metrics"]
     assert merged["adapter_effect"] > 0 and merged["kl_of_merging"] < 1e-6

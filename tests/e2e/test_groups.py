@@ -52,22 +52,6 @@ def test_what_a_run_leaves_and_who_knows_of_it(done, tmp_path):
     assert compare.load(out / ROOT).policy == stage == pair_answers(out / ROOT).b
 
 
-def test_a_recipe_without_a_reward_model_runs_from_sft_to_the_evaluation(trained, tmp_path):
-    checked = {"reward_funcs": ["length(most=3)"], "normalize_scores": False}
-    loaded = grouped("grpo", checked, rm=None, ppo=None, dpo=None, merge=None)
-    out = beside(trained, tmp_path, "pretrain", "sft")
-    metrics = run_stages(loaded, out, "grpo", "evaluate")["metrics"]
-    assert {"sft/reward_length", "grpo/reward_length_gain", "grpo/kl_per_token"} <= metrics.keys()
-    assert not [name for name in metrics if name.startswith("rm/")]
-    rows = read_intact_lines(out / ROOT / "evaluate/samples.jsonl")
-    for policy in ("base", "sft", "grpo"):
-        given = [row[policy]["rewards"]["length"] for row in rows]
-        assert sum(given) / len(given) == pytest.approx(metrics[f"{policy}/reward_length"])
-    compared = compare.compare_runs(compare.load(out / ROOT, "sft"), compare.load(out / ROOT))
-    (gain,) = (row for row in compared.rows if row.name == "reward_length")
-    assert gain.difference == pytest.approx(metrics["grpo/reward_length_gain"])
-
-
 def test_after_a_crash_it_ends_with_the_same_bytes_and_is_not_begun_anew_by_accident(
     done, trained, tmp_path, monkeypatch
 ):

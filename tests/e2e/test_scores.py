@@ -124,21 +124,6 @@ def test_pairs_have_the_scores_and_the_margins_of_the_stage(trained, command, tm
             assert ours[theirs["prompt"]][side]["score"] == pytest.approx(theirs[side]["score"], abs=1e-5)
 
 
-def test_every_way_to_name_an_answer_gives_the_same_score(model, plain, tmp_path):
-    (expected,) = plain_scores(plain, encoded(model, ["Red."]))
-    asked = PROMPT[0].content
-    rows = [
-        {"prompt": asked, "completion": "Red.", "id": "x"},
-        {"prompt": [{"role": "user", "content": asked}], "completion": [{"role": "assistant", "content": "Red."}]},
-        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": "Red."}]},
-    ]
-    for number, row in enumerate(rows):
-        (tmp_path / f"{number}.jsonl").write_text(json.dumps(row) + "\n")
-    items = [*score.read(sorted(tmp_path.glob("*.jsonl"))), score.Item("", PROMPT, {"response": "Red."})]
-    scored, _ = model.score(items)
-    assert [row.scores["response"] for row in scored] == pytest.approx([expected] * 4, abs=2e-5)
-
-
 def test_pairs_that_share_a_prompt_are_no_independent_evidence():
     """Two prompts with three pairs each; a file of one pair for each prompt keeps Wilson's interval."""
     pair = {"chosen": "yes", "rejected": "no"}
