@@ -17,7 +17,6 @@ from tests import models
 from tests.e2e.predictor import Predictor
 from tests.helpers import one_line_of, run_stages
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 PAIRS = [{"prompt": f"Say {n}.", "chosen": f"It is {n}.", "rejected": "No."} for n in range(60)]
 LABELLED = [{"prompt": f"Say {n}.", "completion": f"It is {n}.", "label": n % 3 > 0} for n in range(60)]
 ANSWERED = [{"prompt": f"What is {n} + 1?", "answer": n + 1, "level": "easy"} for n in range(60)]
@@ -140,13 +139,3 @@ def test_a_recipe_is_never_written_over_another(make):
     with pytest.raises(UserError, match="--name"):
         make(PAIRS, stages=("dpo",))
     assert (made.folder / "recipe.yaml").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("stage", "name"), [("sft", "cpu-smollm2"), ("kto", "cpu-smollm2"), ("grpo", "cpu-smollm2-rewards")]
-)
-def test_rows_of_ones_own_fine_tune_a_pretrained_model_on_a_cpu(stage, name):
-    found = recipe.load(recipe.resolve("cpu", RECIPES, stage)).recipe
-    assert recipe.resolve("cpu", RECIPES, stage).parent.name == name
-    assert found.pretrain is None and found.data.second_rm_fraction is None
-    assert recipe.load(recipe.resolve("cpu", RECIPES)).name == "cpu-tiny"

@@ -53,14 +53,10 @@ def test_a_wheel_brings_its_recipes(installed, tmp_path):
     assert str(installed.parents[1]) in shown
 
 
-def test_a_wheel_brings_peakmem_without_its_tests(installed):
+def test_a_wheel_brings_its_pages_and_peakmem_without_its_tests(installed):
     (packages,) = installed.parents[1].glob("lib/python*/site-packages")
-    ours = {file.relative_to(ROOT) for part in ("*.py", "patches/*.py") for file in (ROOT / "peakmem").glob(part)}
-    assert {file.relative_to(packages) for file in (packages / "peakmem").rglob("*.py")} == ours
-
-
-def test_a_wheel_brings_its_pages(installed):
-    (packages,) = installed.parents[1].glob("lib/python*/site-packages")
+    modules = {file.relative_to(ROOT) for part in ("*.py", "patches/*.py") for file in (ROOT / "peakmem").glob(part)}
+    assert {file.relative_to(packages) for file in (packages / "peakmem").rglob("*.py")} == modules
     for kind, least in (("html", 4), ("typed", 0)):
         ours = {str(file.relative_to(ROOT)) for file in (ROOT / "rlhf").rglob(f"*.{kind}")}
         theirs = {str(file.relative_to(packages)) for file in (packages / "rlhf").rglob(f"*.{kind}")}
