@@ -120,6 +120,9 @@ def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quan
     options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
     if settings.attention != "auto":
         options["attn_implementation"] = settings.attention
+    if settings.attention == "flash_attention_2":
+        way_out = f"{install_command('flash')} --no-build-isolation, or use model.attention: auto"
+        require(["flash_attn"], "model.attention: flash_attention_2", way_out)
     nf4 = None
     if settings.quantization == "nf4" and quantize:
         require(["bitsandbytes"], "model.quantization: nf4", install_command("gpu"))

@@ -112,6 +112,8 @@ def changes(recipe: Recipe, stand_in: Changes, rows: Path) -> Changes:
         PRETRAIN: None,
         **few_steps_changes(recipe, STEPS, save_steps=1),
     }
+    if recipe.model.attention == "flash_attention_2":
+        found["model.attention"] = "sdpa"
     if needs_rows(recipe):
         found |= {f"data.{key}": None for key in recipe.data.own_keys()}
         found |= {"data.source": "files", "data.files": [str(rows)], "data.format": "auto"}

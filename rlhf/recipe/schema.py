@@ -249,7 +249,10 @@ class Recipe(Section):
             raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}, or leave out merge")
 
     def _check_model(self) -> None:
-        """Raise ValueError for rows that are longer than the model's context."""
+        """Raise ValueError for a model that its attention or its context does not suit."""
+        on_card = self.hardware.device == "cuda" and self.model.dtype == "bfloat16"
+        if self.model.attention == "flash_attention_2" and not on_card:
+            raise ValueError("model.attention: flash_attention_2 needs hardware.device: cuda and model.dtype: bfloat16")
         shape = self.model.architecture
         if shape and (problem := too_long(self.lengths(), context_length(shape.config_keys()))):
             raise ValueError(f"{problem} (model.architecture.max_position_embeddings)")

@@ -130,7 +130,7 @@ class Model(Section):
     architecture: Architecture | None = None
     dtype: Literal["float32", "bfloat16"]
     quantization: Literal["none", "nf4"] = "none"
-    attention: Literal["auto", "sdpa", "eager"] = "auto"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
 
     @property
     def origin(self) -> str:

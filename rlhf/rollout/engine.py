@@ -23,7 +23,7 @@ from rlhf.process import distributed
 from rlhf.recipe.model_types import TESTED
 from rlhf.rollout.decoding import Decoding, Done, Sampling
 from rlhf.rollout.generate import generate
-from rlhf.rollout.library_decoding import LibraryDecoding, few_kernels
+from rlhf.rollout.library_decoding import LibraryDecoding, few_kernels, using_attention
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
 Phase = Callable[[str], AbstractContextManager[Any]]  # gives the block in which a phase of this name runs
@@ -104,6 +104,7 @@ def ready(model: Model, trunk: RoleTrunk | None = None, whole: bool = True) -> I
             stack.enter_context(few_kernels(model))
             yield partial(TrunkDecoding, trunk, model)
             return
+        stack.enter_context(using_attention(model, "sdpa"))
         if whole:
             stack.enter_context(few_kernels(model))
         yield partial(LibraryDecoding, model)

@@ -228,6 +228,20 @@ def few_kernels(model: Model) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def using_attention(model: Model, name: str) -> Iterator[None]:
+    """Use another attention implementation inside the block."""
+    usual = model.config._attn_implementation
+    if usual in (name, "eager"):
+        yield
+        return
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(usual)
+
+
 def round_up(count: int, multiple: int) -> int:
     """Return the smallest multiple that is not below `count`."""
     return -(-count // multiple) * multiple

@@ -172,6 +172,17 @@ def test_a_micro_batch_changes_the_gradient_by_rounding_only(tmp_path):
         assert first_rows[0][key] == pytest.approx(first_rows[1][key], rel=0.02, abs=2e-3), key
 
 
+def test_the_flash_attn_package_agrees_with_torch_s_kernel(tmp_path):
+    pytest.importorskip("flash_attn", reason="flash-attn is the extra `flash`")
+    losses = []
+    for attention in ("auto", "flash_attention_2"):
+        loaded = on_gpu("none", model__attention=attention)
+        run_stages(loaded, tmp_path / attention, "sft")
+        folder = tmp_path / attention / loaded.name / loaded.version / "sft"
+        losses.append(read_intact_lines(folder / "metrics.jsonl")[0]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=5e-3)  # bfloat16 keeps 8 bits
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_the_lean_trunk_s_kernels_are_as_exact_as_the_library_s(kind):
     """Hidden states and gradients in bfloat16; the truth are the same weights in float32."""

@@ -18,6 +18,7 @@ from rlhf.rollout.library_decoding import (
     LibraryDecoding,
     Window,
     round_up,
+    using_attention,
 )
 from tests.decoding_models import activated, adapted
 from tests.oracle.dense import token_logprobs
@@ -256,3 +257,13 @@ def test_drawing_follows_the_distribution():
         share = torch.bincount(ids, minlength=30) / len(numbers)
         error = (expected * (1 - expected) / len(numbers)).sqrt()
         assert ((share - expected).abs() <= 4.5 * error + 1e-5).all()
+
+
+def test_the_usual_attention_comes_back_after_sampling(model, monkeypatch):
+    """LibraryDecoding with padding on the left needs an attention that takes a mask; training keeps the recipe's."""
+    used: list[str] = []
+    monkeypatch.setattr(model, "set_attn_implementation", used.append)
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+    with using_attention(model, "sdpa"):
+        assert used == ["sdpa"]
+    assert used == ["sdpa", "flash_attention_2"]

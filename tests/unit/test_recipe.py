@@ -86,6 +86,7 @@ LEAN = {"hardware.trunk": "lean"}
         ({"model.architecture.head_dim": 2**21}, "head_dim: 2097152"),
         ({"model.architecture.head_dim": True}, "head_dim: True"),
         ({"model.architecture.num_attention_heads": 5}, "num_attention_heads"),
+        ({"model.attention": "flash_attention_2"}, "model.attention"),
         ({"sft.learning_rate": 0}, "sft.learning_rate = 0"),
         ({"sft.learning_rate": 1e300}, "sft.learning_rate = 1e+300"),
         ({"sft.warmup_ratio": 1.0}, "sft.warmup_ratio = 1.0"),

@@ -44,14 +44,16 @@ StageFn = Callable[["torch.device"], object]
 def rehearsal_changes(recipe: Recipe, layers: int | None) -> Changes:
     """Return the overrides of a rehearsal.
 
-    Of the settings that decide a step's memory they change the number of layers, and one that a stand-in cannot have:
-    a vLLM server.
+    Of the settings that decide a step's memory they change the number of layers, and two that a stand-in cannot have:
+    a vLLM server, and the flash-attn package, for which torch's own attention stands.
     """
     architecture = recipe.model.architecture
     assert architecture
     _check_depth(recipe)
     shallow = _shallow(architecture, layers or architecture.num_hidden_layers)
     changes = few_steps(recipe, REHEARSED_STEPS, "longest") | shallow
+    if recipe.model.attention == "flash_attention_2":
+        changes["model.attention"] = "sdpa"
     for stage, options in recipe.online().items():
         changes[f"{stage}.{options.passes_key}"] = 1
         changes[f"{stage}.normalize_scores"] = options.normalize_scores
