@@ -26,7 +26,7 @@ def show_stage(summary: Summary) -> None:
         names = wording.without_ends(summary.metrics)
         rows = [(wording.metric(name), estimate(summary.metrics, name, "\n") or "-") for name in names]
         rows_table(title, ("metric", "measured"), rows, numbers=True)
-    rows_table("", ("", *Cost._fields[1:]), costs(summary), numbers=True)
+    show_table("", tables.table(("", *Cost._fields[1:]), costs(summary), numbers=1))
     for one in gains_over_start({summary.stage: summary}):
         text = f"{one.title}: {one.name} {number(one.start)} → {number(one.end)}, {one.in_words()}"
         screen.OUT.print(text, style=COLOURS.get(one.kind, ""))
