@@ -107,9 +107,9 @@ def _peer(record: Mapping[str, Any]) -> tuple[str, str]:
     parts = []
     for stage, sides in record.get("stages_beside", {}).items():
         ratios = {name: row["times_faster"] for name, row in sides.items() if "times_faster" in row}
-        tuned = sides.get("ours", {}).get("times_faster_tuned")  # of records from before each side had its own ratio
-        ratios |= {"trl, tuned": tuned} if tuned else {}
-        parts += [f"{stage} {ratio:.2f} times {name}" for name, ratio in ratios.items()]
+        if "ours" in ratios:  # of a record from before each side had its own ratio
+            ratios = {"trl": ratios["ours"], "trl, tuned": sides["ours"].get("times_faster_tuned")}
+        parts += [f"{stage} {ratio:.2f} times {name}" for name, ratio in ratios.items() if ratio]
     return f"{record.get('recipe', 'a made-up model')} beside {record['peer']}", "; ".join(parts) or record.get(
         "claim", ""
     )
