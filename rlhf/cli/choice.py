@@ -1,6 +1,7 @@
 """The recipe that a command works on: the options that name and change it, or a run that has them all."""
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from rlhf.process import distributed
 from rlhf.recipe import Changes, PinnedRecipe
 from rlhf.recipe.folders import check_directory, default_root, guide_of, having
 from rlhf.recipe.rehearsal import random_weights_changes
-from rlhf.recipe.stages import PRETRAIN, StageName
+from rlhf.recipe.stages import POLICIES, PRETRAIN, REWARD_MODELS, StageName
 from rlhf.run.named import NamedRun, named_run, recipe_of
 from rlhf.terminal import say
 
@@ -99,6 +100,12 @@ class Choice:
             say(f"recipe: {loaded.directory} ({loaded.status})")
         return loaded
 
+    def check_merged(self, loaded: PinnedRecipe) -> None:
+        """Raise OptionError where the folder of another policy is named than the one that is merged."""
+        named, merge = self.run and self.run.stage, loaded.recipe.merge
+        if merge and named in (*POLICIES, *REWARD_MODELS) and named != merge.stage:
+            raise OptionError(f"{self.run}: {merge.stage} is what is merged here; --set merge.stage={named}")
+
     def _folder(self, stage: StageName | None, others: bool) -> Path:
         """Return the recipe's folder, from --recipe or --hw."""
         if self.directory:
@@ -159,14 +166,26 @@ class Choice:
 
 # ---- options of click ----
 
+
+class Number(click.FloatRange):
+    """A number that is finite: click takes `nan` as being in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number, or fail."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
 PATH = click.Path(path_type=Path)
 FILE = click.Path(exists=True, path_type=Path)  # to read
 SEED = click.IntRange(0, 2**32 - 1)
 PRICE = click.option(
-    "--price", type=click.FloatRange(min=0), metavar="USD", help="Dollars for an hour of one card; adds the cost."
+    "--price", type=Number(min=0), metavar="USD", help="Dollars for an hour of one card; adds the cost."
 )
 TEMPERATURE = click.option(
-    "--temperature", type=click.FloatRange(0, 100), help="Temperature, not the recipe's; 0 takes the likeliest token."
+    "--temperature", type=Number(0, 100), help="Temperature, not the recipe's; 0 takes the likeliest token."
 )
 OPTIONS = (
     click.option("--hw", metavar="NAME", help="Take the default recipe of this hardware (`rlhf recipes`)."),

@@ -16,7 +16,7 @@ from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
 SHOWN = 20  # rows of the table
-SHORT = 60  # characters of a prompt in the table
+SHORT = 120  # characters of a prompt in the table
 
 
 @click.command()
@@ -48,7 +48,7 @@ def score(
             scored, cut = model.score(items)
         _show(scored)
         for what, count in cut.items():
-            if count:
+            if count and what in ("prompts_cut", "responses_cut", "dropped"):
                 screen.OUT.print(f"{count:,} {what.replace('_', ' ')} (rm.max_prompt_length, rm.max_length)")
         if to:
             scoring.write(scored, model.digest, to)

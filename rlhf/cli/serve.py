@@ -28,6 +28,7 @@ def serve(choice: Choice, port: int) -> None:
     name is its path below the runs root.
     """
     loaded = choice.load(on_device=True)
+    choice.check_merged(loaded)
     merged = StageRun(choice.root, loaded, EVALUATE).parents.require(MERGE)
     root = merged.parents[2]
     model = str((merged / MODEL).relative_to(root))

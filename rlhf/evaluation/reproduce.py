@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from rlhf.errors import UserError
 from rlhf.files import write_json
+from rlhf.packages import package_versions
 from rlhf.process.task import run_child, task_of
 from rlhf.recipe import PinnedRecipe, StageName, parents, published
 from rlhf.recipe.chain import differences
@@ -22,6 +24,7 @@ from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import read_manifest, read_summary
 from rlhf.run.layout import SUMMARY
 from rlhf.run.outcomes import Reproduction
+from rlhf.run.provenance import code_version
 from rlhf.run.records import Summary
 from rlhf.terminal import say, wording
 
@@ -71,6 +74,8 @@ def run_seeds(loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence
     for seed in seeds:
         for stage in stages:
             check_same(every)
+            if not (folders[seed][stage] / SUMMARY).is_file():
+                _check_now(every)
             task = task_of(loaded, stage, runs_root(out, seed), resume=True, if_needed=True).of(stage, seed=seed)
             if code := run_child(task):
                 say(
@@ -92,6 +97,19 @@ def check_same(folders: Iterable[Path]) -> None:
                 f"{folder}: {key} is {other}, and {one} in {first}; one table holds "
                 "stages of the same code, packages, python and device: restore that, or choose another --out"
             )
+
+
+def _check_now(folders: Iterable[Path]) -> None:
+    """Raise UserError before a stage that would have another code, packages or python than a finished one."""
+    now = {
+        "code": code_version().plain(),
+        "packages": package_versions(),
+        "python": platform.python_version(),
+    }
+    for folder in [folder for folder in folders if (folder / SUMMARY).is_file()][:1]:
+        its = {key: value for key, value in _conditions(folder).items() if key in now}
+        for key, (one, other) in differences(its, now).items():
+            raise UserError(f"{folder}: {key} was {one} and is {other} now: restore that, or choose another --out")
 
 
 def _conditions(folder: Path) -> dict[str, Any]:

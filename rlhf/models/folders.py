@@ -20,6 +20,9 @@ def check(folder: Path) -> None:
     if config is None:
         raise UserError(f"{folder}/config.json is missing or no JSON")
     check_full(config, str(folder))
+    one, parts = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if one.exists() and parts.exists():
+        raise UserError(f"{folder}: weights of two saves, {one.name} and the parts of {parts.name}: move one away")
     held = sum(_held(file) for file in folder.glob(WEIGHTS))
     inner = config.get("text_config")
     text = {**config, **(inner if isinstance(inner, dict) else {})}

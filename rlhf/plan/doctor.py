@@ -127,7 +127,8 @@ def checks(host: Host, needs: Needs) -> Iterator[Check]:
         yield _check("cards", False, f"{len(host.gpus)} shown", way_out)
     for number, gpu in enumerate(host.gpus[: needs.cards if needs.on_card else None]):
         way_out = "nvidia-smi shows what else runs there; `rlhf plan --fit card` looks for settings for a small card"
-        yield _amount(f"card {number}", gpu.free, f"of {gb(gpu.total)} GB free, {gpu.name}", needs.card, way_out)
+        if gpu.total:  # nvidia-smi does not know that of every card
+            yield _amount(f"card {number}", gpu.free, f"of {gb(gpu.total)} GB free, {gpu.name}", needs.card, way_out)
     if needs.on_card:
         way_out = "install docker and NVIDIA's container toolkit, or --runtime local"
         yield _check("container", bool(host.engines), ", ".join(host.engines) or "none", way_out, "note")
@@ -163,7 +164,7 @@ def _gpus() -> list[Gpu]:
     query = "--query-gpu=name,driver_version,memory.total,memory.free"
     rows = [line.split(", ") for line in _lines("nvidia-smi", query, "--format=csv,noheader,nounits")]
     return [
-        Gpu(name, driver, int(total) * 2**20, int(free) * 2**20)
-        for name, driver, total, free in rows
-        if total.isdecimal() and free.isdecimal()
+        Gpu(name, driver, *(int(size) * 2**20 if size.isdecimal() else 0 for size in sizes))
+        for name, driver, *sizes in rows
+        if len(sizes) == 2
     ]

@@ -43,8 +43,6 @@ EVALUATE: Final = "evaluate"  # figures of all policies
 MERGE: Final = "merge"  # one checkpoint
 
 
-OF_REWARD_MODELS = tuple(f"{name}/" for name in REWARD_MODELS)  # how their metrics of an evaluation begin
-
 FEW_SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
 

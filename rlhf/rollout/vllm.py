@@ -104,7 +104,11 @@ class Client:
         )
         try:
             (choice,) = result["choices"]
-            return [*map(int, choice["token_ids"])], [*map(float, choice["logprobs"]["token_logprobs"])]
+            ids, logprobs = map(int, choice["token_ids"]), map(float, choice["logprobs"]["token_logprobs"])
+            pairs = list(zip(ids, logprobs, strict=True))
+            if not pairs:
+                raise ValueError("no tokens")
+            return [number for number, _ in pairs], [logprob for _, logprob in pairs]
         except (KeyError, ValueError, TypeError) as error:
             answer = excerpt(str(result))
             raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {self._hint()}") from error

@@ -26,7 +26,7 @@ def write(run_directory: Path) -> None:
     """Write the page of each finished result in a run directory; what is damaged or cannot be written keeps its own."""
     for stage in STAGES:
         for folder in (run_directory / stage / name for name in RESULT_FOLDERS):
-            with suppress(UserError, OSError):
+            with suppress(UserError, OSError, KeyError, TypeError, AttributeError):
                 summary = read_summary(run_directory / stage)
                 if folder.is_dir() and summary and f"{folder.name}/{CARD}" not in summary.result_sha256:
                     with replacing(folder / CARD) as temporary:

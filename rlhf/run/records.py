@@ -5,9 +5,17 @@ the meaning of a key increases SCHEMA.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, Self, TypedDict
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from rlhf.files import JsonObject, finite
 from rlhf.recipe import StageName, moved
@@ -185,6 +193,14 @@ class Summary(Record):
     findings: list[str] | None = None  # None in summaries older than the checks
     targets: list[dict[str, Any]]  # as `compared` returns them
     all_stages: list[Figure] = []  # of all stages together
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> Self:
+        try:
+            _ = self.figures
+        except (KeyError, TypeError, ArithmeticError) as error:
+            raise ValueError(f"targets: {type(error).__name__} {error}") from error
+        return self
 
     @property
     def figures(self) -> list[Compared]:

@@ -62,6 +62,9 @@ def _of_stage(run: StageRun) -> Outcome:
     seconds, summary = time.monotonic() - began, read_summary(run.path)
     if code or summary is None:
         return Outcome(run.stage, seconds, 128 - code if code < 0 else code or 1, found=_failure(code or 1))
+    # A gain is not defined where all scores are equal.
+    if undefined := [key for key, value in summary.metrics.items() if value is None and "gain" not in key]:
+        return Outcome(run.stage, seconds, 1, found=f"not finite: {', '.join(undefined)}")
     resumed = read_manifest(run.path).resumed_from or ""
     return Outcome(run.stage, seconds, code, resumed, ", ".join(summary.findings or ()))
 

@@ -60,6 +60,7 @@ def changes(**more: object) -> list[str]:
         ("plan 4090", "4090"),
         ("plan --hw cpu --fit 12", "--fit"),
         ("plan --hw cpu --price -1", "--price"),
+        ("plan --hw cpu --price nan", "--price"),
         ("reproduce --hw cpu --seeds 0,1", "--seeds"),
         ("sample --hw cpu --prompts nowhere.txt", "nowhere.txt"),
         ("sample --hw cpu --prompts README.md --to nowhere/x", "nowhere"),

@@ -39,6 +39,15 @@ def test_each_seed_and_stage_is_a_run_that_keeps_and_resumes_what_is_there(tmp_p
         assert task.load() == recipe.load(RECIPE, {"ppo.steps": 3}, int(task.out[-1]))
 
 
+def test_a_stage_is_not_begun_by_another_code_than_a_finished_one_had(tmp_path, monkeypatch):
+    measured(tmp_path, 0)
+    run: list[Task] = []
+    monkeypatch.setattr(children, "run_child", lambda words, _: noted(run, task_of(words), 0))
+    with pytest.raises(UserError, match=r"seed-0/.*sft: (python|packages|code)"):
+        reproduce.run_seeds(LOADED, ["sft"], [0, 7], tmp_path)
+    assert [task.out for task in run] == [str(tmp_path / "seed-0")], "which is done, as its process says"
+
+
 def test_a_seed_that_stops_names_its_command_and_keeps_its_exit_code(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(children, "run_child", lambda *_: EXHAUSTED)
     with pytest.raises(SystemExit) as stopped:

@@ -211,7 +211,7 @@ def test_columns_of_rows_come_with_their_prompts(own):
         ("return [sys.exit('no key') if not c else 1.0 for c in completions]", "SystemExit"),
         ("return 3.0", "TypeError"),
         ("return [1.0, float('nan')][-len(completions):]", "nan"),
-        ("return ['a'] * len(completions)", "ValueError"),
+        ("return ['1'] * len(completions)", "TypeError"),
     ],
 )
 def test_what_fails_is_named_with_its_question(own, tmp_path, body, kind):

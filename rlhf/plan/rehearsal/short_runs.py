@@ -174,9 +174,6 @@ class ShortRun(StageRun):
     def seal_checkpoint(self, step: int, folder: Path) -> None:
         """Keep no checkpoint."""
 
-    def _write_manifest(self) -> None:
-        """Keep the manifest in memory only."""
-
 
 class ShortRuns(ABC, Generic[PeakT]):
     """Runs stages at one depth (None: the recipe's), each for STEPS steps, in a temporary folder.

@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -131,7 +131,7 @@ class RewardFunction:
                 result = RUNNER.run(result)
             if isinstance(result, Mapping | set | str):  # a mapping's keys would be taken for the numbers
                 raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
-            numbers = [None if number is None else float(number) for number in result]
+            numbers = [None if number is None else float(number) for number in _no_texts(result)]
         if len(numbers) != count:
             raise ValueError(
                 f"it returned {len(numbers)} numbers for {count} responses: return a list with one for each"
@@ -140,6 +140,14 @@ class RewardFunction:
             if number is not None and not abs(number) <= LARGEST:
                 raise ValueError(f"it returned {number}, not a finite number in float32 or None")
         return numbers
+
+
+def _no_texts(numbers: Iterable[Any]) -> Iterator[Any]:
+    """Yield what is no text: `float` would read one."""
+    for number in numbers:
+        if isinstance(number, str | bytes):
+            raise TypeError(f"it returned the text {number!r}, not a number")
+        yield number
 
 
 def _asked(given: Mapping[str, Sequence[Any]], row: int) -> str:
