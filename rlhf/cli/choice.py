@@ -16,7 +16,7 @@ from rlhf.process import distributed
 from rlhf.recipe import Changes, PinnedRecipe
 from rlhf.recipe.folders import check_directory, default_root, guide_of, having
 from rlhf.recipe.rehearsal import random_weights_changes
-from rlhf.recipe.stages import POLICIES, PRETRAIN, REWARD_MODELS, StageName
+from rlhf.recipe.stages import EVALUATE, MERGE, PRETRAIN, StageName
 from rlhf.run.named import NamedRun, named_run, recipe_of
 from rlhf.terminal import say
 
@@ -103,7 +103,7 @@ class Choice:
     def check_merged(self, loaded: PinnedRecipe) -> None:
         """Raise OptionError where the folder of another policy is named than the one that is merged."""
         named, merge = self.run and self.run.stage, loaded.recipe.merge
-        if merge and named in (*POLICIES, *REWARD_MODELS) and named != merge.stage:
+        if merge and named and named not in (MERGE, EVALUATE, merge.stage):
             raise OptionError(f"{self.run}: {merge.stage} is what is merged here; --set merge.stage={named}")
 
     def _folder(self, stage: StageName | None, others: bool) -> Path:

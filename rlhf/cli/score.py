@@ -11,7 +11,7 @@ from rlhf.data.parsing import parse_prompt
 from rlhf.evaluation import score as scoring
 from rlhf.process.libraries import quiet_libraries
 from rlhf.run.named import is_run, named_run
-from rlhf.terminal import excerpt, screen, wording
+from rlhf.terminal import counted, excerpt, screen, wording
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 
@@ -61,7 +61,7 @@ def _show(scored: Sequence[scoring.ScoredItem]) -> None:
         (excerpt(row.item.prompt[-1].content, SHORT), *(wording.number(row.scores.get(name)) for name in names))
         for row in scored[:SHOWN]
     ]
-    rows_table(f"scores of {len(scored):,} rows, the first {len(rows)}", ("prompt", *names), rows)
+    rows_table(f"scores of {counted(len(scored), 'row')}, the first {len(rows)}", ("prompt", *names), rows)
     totals = scoring.summary(scored)
     if totals.accuracy is not None:
         value, low, high = totals.accuracy
