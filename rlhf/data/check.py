@@ -68,15 +68,13 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return [str(finding) for finding in at_reading(rows)]
 
 
-def check(
-    rows: ParsedRows, heldout: ParsedRows | None = None, *, seed: int = 0, fraction: float = 0.1
-) -> list[Finding]:
+def check(rows: ParsedRows, heldout: ParsedRows | None = None) -> list[Finding]:
     """Return what is wrong with rows, and what is to be known of them.
 
-    Leaks are looked for between `rows` and `heldout`, or within `rows` as the seed and the fraction divide them.
+    Leaks are looked for between `rows` and `heldout`, or between `rows` and the tenth of them that seed 0 holds out.
     """
     if heldout is None:
-        train, test = divide(rows.rows, row_key, seed=seed, fraction=fraction)
+        train, test = divide(rows.rows, row_key, seed=0, fraction=0.1)
     else:
         train, test = [*rows.rows], [*heldout.rows]
     return [

@@ -159,10 +159,10 @@ def prompt_of(value: object) -> Prompt:
     return messages(value, "prompt") if isinstance(value, list) else (Message("user", _text(value, "prompt")),)
 
 
-def parse_prompt(value: object, source: str, system: object = None) -> Prompt:
-    """Return the messages of a prompt, a text or a list, with the system message beside it. Raises UserError."""
+def parse_prompt(value: object, source: str) -> Prompt:
+    """Return the messages of a prompt, a text or a list. Raises UserError."""
     try:
-        return _with_system(prompt_of(value), system)
+        return prompt_of(value)
     except Malformed as problem:
         raise UserError(f"{source}: {problem}") from None
 

@@ -45,18 +45,18 @@ def check_layers(base: PreTrainedModel, name: str) -> None:
         )
 
 
-def quantized(module: Any, weight: torch.Tensor, double: bool = True) -> nn.Parameter:
-    """Pack a weight to NF4 on any device, as bitsandbytes does when a weight is moved to a CPU or a GPU.
+def quantized(module: Any, weight: torch.Tensor) -> nn.Parameter:
+    """Pack a weight and the scales of its blocks on any device, as bitsandbytes does when a weight is moved to one.
 
-    `module` is the Linear4bit that holds the weight. With `double` the scales of the blocks are packed too.
+    `module` is the Linear4bit that holds the weight.
     """
     from bitsandbytes.functional import quantize_4bit
     from bitsandbytes.nn import Params4bit
 
-    packed, state = quantize_4bit(weight, compress_statistics=double, quant_type="nf4")
+    packed, state = quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
     module.quant_state = state
     return Params4bit(
-        packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True, compress_statistics=double
+        packed, quant_state=state, quant_type="nf4", module=module, bnb_quantized=True, compress_statistics=True
     )
 
 

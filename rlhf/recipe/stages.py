@@ -218,6 +218,6 @@ def stage_name(text: str) -> StageName:
     raise UserError(f"{text!r} is not one of {', '.join(STAGES)}")
 
 
-def derived_seed(seed: int, name: SeedName, number: int = 1) -> int:
-    """Return the seed of the draws that are called `name`, or of the `number`-th such draws; it is below 2^32 too."""
-    return (seed + number * SEED_OFFSETS[name]) % SEED_COUNT
+def derived_seed(seed: int, name: SeedName) -> int:
+    """Return the seed of the draws that are called `name`; it is below 2^32 too."""
+    return (seed + SEED_OFFSETS[name]) % SEED_COUNT
