@@ -106,10 +106,10 @@ def _check_now(folders: Iterable[Path]) -> None:
         "packages": package_versions(),
         "python": platform.python_version(),
     }
-    for folder in [folder for folder in folders if (folder / SUMMARY).is_file()][:1]:
-        its = {key: value for key, value in _conditions(folder).items() if key in now}
-        for key, (one, other) in differences(its, now).items():
-            raise UserError(f"{folder}: {key} was {one} and is {other} now: restore that, or choose another --out")
+    done = next((folder for folder in folders if (folder / SUMMARY).is_file()), None)
+    its = _conditions(done) if done else now
+    for key, (one, other) in differences(its, its | now).items():
+        raise UserError(f"{done}: {key} was {one} and is {other} now: restore that, or choose another --out")
 
 
 def _conditions(folder: Path) -> dict[str, Any]:
