@@ -28,7 +28,7 @@ from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.run.evidence import HELDOUT_PROMPTS, NO_VERDICT
+from rlhf.run.evidence import HELDOUT_PROMPTS, NO_VERDICT, OF_FUNCTION
 from rlhf.run.layout import ADAPTER
 from rlhf.stats import (
     Estimate,
@@ -48,7 +48,6 @@ KL_CHUNK = 1024  # response tokens whose two distributions exist at the same tim
 KL_LOGITS = 2**25  # numbers in each distribution's tensor, at most: 220 tokens of a vocabulary of 152,000, 128 MiB
 
 
-PerPrompt = list[list[float]]  # numbers of the answers to each prompt
 # (prompts, responses, the reward model's scores or None, responses as tokens) -> rewards by name, and scores that
 # replace the model's.
 EvaluationRewards = Callable[
@@ -67,66 +66,43 @@ class PolicySamples:
     lengths: Tensor  # in tokens, EOS included
     ended: Tensor
     kl: float  # nats per token to the reference, from full distributions at every response token
-    scores: Tensor | None  # raw, of the reward model, or the weighted sum of the rewards; NaN where it is not judged
-    true_rewards: Tensor | None
+    # All that judges responses, by the name of its metric; NaN where it gives no verdict: `score`, raw, of the reward
+    # model, or the weighted sum of the rewards; `true_reward` of a toy world; `second_score`, raw, of the second reward
+    # model; `reward_<name>` of each reward function.
+    judged: dict[str, Tensor]
     samples_per_prompt: int = 1
-    rewards: dict[str, Tensor] = field(default_factory=dict)  # of reward functions, by name; NaN without a verdict
     other_ends: dict[str, float] = field(default_factory=dict)  # as `Rollout.other_end_rate`
-    second_scores: Tensor | None = None  # raw, of the second reward model
 
     @classmethod
     def unjudged(cls, texts: list[str]) -> Self:
         """Return answers of which the texts alone are known."""
         none = torch.zeros(len(texts))
-        return cls(texts, lengths=none, ended=none, kl=0.0, scores=None, true_rewards=None)
+        return cls(texts, lengths=none, ended=none, kl=0.0, judged={})
 
     @property
     def prompts(self) -> int:
         """Return the number of prompts."""
         return len(self.texts) // self.samples_per_prompt
 
-    @property
-    def prompt_indices(self) -> list[int]:
-        """Return for each of the N responses the index of its prompt."""
-        return [index // self.samples_per_prompt for index in range(len(self.texts))]
-
-    @property
-    def kl_per_response(self) -> float:
-        """Return the KL to the reference in nats per response: the mean of the sums over its tokens."""
-        return self.kl * self.lengths.double().mean().item()
-
-    @property
-    def judgements(self) -> dict[str, Tensor]:
-        """Return the numbers (N,) of each judge that there is."""
-        by_judge = {"score": self.scores, "true_reward": self.true_rewards, "second_score": self.second_scores}
-        return {name: numbers for name, numbers in by_judge.items() if numbers is not None}
-
-    def by_prompt(self, numbers: Tensor) -> PerPrompt:
-        """Return numbers (N,) in a list for each prompt."""
-        rows: PerPrompt = numbers.view(-1, self.samples_per_prompt).tolist()
-        return rows
-
-    @property
-    def numbers(self) -> dict[str, Tensor]:
-        """Return the numbers (N,) of all that judges responses, by the name of their mean; NaN without a verdict."""
-        return self.judgements | {f"reward_{name}": numbers for name, numbers in self.rewards.items()}
+    def functions(self) -> dict[str, Tensor]:
+        """Return what reward functions give, by the name of its metric."""
+        return {name: numbers for name, numbers in self.judged.items() if name.startswith(OF_FUNCTION)}
 
     def no_verdict(self) -> dict[str, float]:
         """Return the share of responses without a verdict, of each number that some lack."""
-        shares = {f"{name}{NO_VERDICT}": x.isnan().float().mean().item() for name, x in self.numbers.items()}
+        shares = {f"{name}{NO_VERDICT}": x.isnan().float().mean().item() for name, x in self.judged.items()}
         return {name: share for name, share in shares.items() if share}
 
     def metrics(self) -> dict[str, float]:
         """Return means over responses, of what judges them over those with a verdict; docs/metrics.yaml has units."""
-        means: dict[str, float] = {
+        return {
             "response_length": self.lengths.float().mean().item(),
             "eos_rate": self.ended.float().mean().item(),
             "kl_per_token": self.kl,
             **self.other_ends,
+            **{name: _mean_verdict(numbers) for name, numbers in self.judged.items()},
+            **self.no_verdict(),
         }
-        means |= {name: _mean_verdict(numbers) for name, numbers in self.judgements.items()}
-        means |= {f"reward_{name}": _mean_verdict(numbers) for name, numbers in self.rewards.items()}
-        return means | self.no_verdict()
 
 
 def load_roles(run: StageRun, device: torch.device, start: Path | None, trained: Sequence[PolicyName]) -> SharedBase:
@@ -208,26 +184,23 @@ def measure(
         distributed.all_sum(*scores.values(), divergence)
         for numbers in scores.values():
             check_scores(numbers)
-    true_rewards = None
+    truths: Tensor | None = None
+    rewards: dict[str, Tensor] = {}
     if with_true_reward:
         prompt_texts = [tokenizer.prompt_text(prompt) for prompt in prompts]
-        true_rewards = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
-    rewards: dict[str, Tensor] = {}
-    final_scores, second_scores = (
-        scores[head].cpu() if head in scores else None for head in ("reward", "second_reward")
-    )
+        truths = torch.tensor([toy.true_reward(p, t) for p, t in zip(prompt_texts, texts, strict=True)])
+    score, second_score = (scores[head].cpu() if head in scores else None for head in ("reward", "second_reward"))
     if reward_fn is not None:
-        rewards, final_scores = reward_fn(prompts, texts, final_scores, rollout.response_ids)
+        rewards, score = reward_fn(prompts, texts, score, rollout.response_ids)
+    judged = {"score": score, "true_reward": truths, "second_score": second_score}
+    judged |= {f"{OF_FUNCTION}{name}": numbers for name, numbers in rewards.items()}
     return PolicySamples(
         texts=texts,
         lengths=rollout.response_length.cpu(),
         ended=rollout.ended.cpu(),
         kl=divergence.item() / int(rollout.response_length.sum()),
-        scores=final_scores,
-        true_rewards=true_rewards,
-        second_scores=second_scores,
+        judged={name: numbers for name, numbers in judged.items() if numbers is not None},
         samples_per_prompt=samples_per_prompt,
-        rewards=rewards,
         other_ends=rollout.other_end_rate(shared.end_ids, tokenizer.eos_id),
     )
 
@@ -250,34 +223,61 @@ def exact_kl(shared: SharedBase, role: Role, rollout: Rollout, temperature: floa
 
 
 def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyStart) -> dict[str, float]:
-    """Return a policy's metrics beside those of its start; gains in standard deviations of the start's own samples.
+    """Return a policy's metrics beside those of its start, with gains and the ends of 95 % intervals.
 
+    Gains of reward functions are in their own units, the others in standard deviations of the start's own samples.
     Means are over the responses with a verdict; gains and wins over the prompts where both responses have one.
+    Responses to one prompt may depend on each other. An interval that cannot be estimated is left out.
     """
     metrics = after.metrics() | {f"response_length_{start}": before.metrics()["response_length"]}
-    for name, numbers in before.rewards.items():
-        both = _judged(numbers, after.rewards[name])
-        metrics[f"reward_{name}_{start}"] = _mean_verdict(numbers)
-        metrics[f"reward_{name}_gain"] = _mean_verdict(after.rewards[name][both]) - _mean_verdict(numbers[both])
+    estimates = _means(after)
+    for name, old in before.functions().items():
+        new = after.judged[name]
+        both = _judged(old, new)
+        metrics[f"{name}_{start}"] = _mean_verdict(old)
+        metrics[f"{name}_gain"] = _mean_verdict(new[both]) - _mean_verdict(old[both])
+        prompts, (of_start, of_policy) = _with_verdict(after, old, new)
+        estimates[f"{name}_gain"] = paired_difference(of_start, of_policy, prompts)
     for name, old, new in _judgements(before, after):
         metrics[f"{name}_{start}"] = _mean_verdict(old)
         metrics[f"{name}_gain_sd"] = gain(old, new)
+        prompts, (of_start, of_policy) = _with_verdict(after, old, new)
+        estimates[f"{name}_gain_sd"] = gain_in_sd(of_start, of_policy, prompts)
     metrics |= {f"{name}_{start}": share for name, share in before.no_verdict().items()}
-    if before.scores is not None and after.scores is not None:
-        metrics |= win_rate(after.scores - before.scores, start, after.samples_per_prompt)
-    return metrics
+    if (differences := _score_gains(before, after)) is not None:
+        metrics |= win_rate(differences, start, after.samples_per_prompt)
+        prompts, (known,) = _with_verdict(after, differences)
+        estimates[f"win_rate_vs_{start}"] = clustered_share(outcomes(known), prompts) if known else None
+    return metrics | _ends(estimates) | {HELDOUT_PROMPTS: after.prompts}
 
 
-def gains_with_intervals(before: PolicySamples, after: PolicySamples, start: PolicyStart) -> dict[str, float]:
-    """Return `gains_over_start` with their `interval_ends`, and the number of prompts that they are of."""
-    counted = {HELDOUT_PROMPTS: after.prompts}
-    return gains_over_start(before, after, start) | interval_ends(before, after, start) | counted
+def own_figures(policy: PolicySamples) -> dict[str, float]:
+    """Return a policy's metrics by itself, with the intervals of what reward functions give."""
+    return policy.metrics() | _ends(_means(policy)) | {HELDOUT_PROMPTS: policy.prompts}
+
+
+def _means(policy: PolicySamples) -> dict[str, Estimate | None]:
+    """Return the mean of each reward function with its interval."""
+    estimates: dict[str, Estimate | None] = {}
+    for name, numbers in policy.functions().items():
+        prompts, (rewards,) = _with_verdict(policy, numbers)
+        if rewards and set(rewards) <= {0.0, 1.0}:  # a share of right answers
+            estimates[name] = clustered_share(rewards, prompts)
+        elif rewards:
+            estimates[name] = mean_interval(rewards, prompts, share_bounds(rewards))
+    return estimates
 
 
 def _judgements(before: PolicySamples, after: PolicySamples) -> list[tuple[str, Tensor, Tensor]]:
-    """Return each judgement that both sides have, by the name of its metrics: the numbers before and after."""
-    new = after.judgements
-    return [(name, old, new[name]) for name, old in before.judgements.items() if name in new]
+    """Return what both sides have beside reward functions, by the name of its metric: the numbers before and after."""
+    names = [name for name in before.judged if name in after.judged and not name.startswith(OF_FUNCTION)]
+    return [(name, before.judged[name], after.judged[name]) for name in names]
+
+
+def _score_gains(before: PolicySamples, after: PolicySamples) -> Tensor | None:
+    """Return the score after less the one before (N,), NaN without both verdicts; None where a side has no scores."""
+    old, new = before.judged.get("score"), after.judged.get("score")
+    return None if old is None or new is None else new - old
 
 
 def gain(old: Tensor, new: Tensor) -> float:
@@ -312,42 +312,35 @@ def further_metrics(
     }
     if before is after:
         return metrics
-    if before.scores is not None and after.scores is not None:
-        difference = after.scores - before.scores
-        judged = ~difference.isnan()
+    if (differences := _score_gains(before, after)) is not None:
+        judged = ~differences.isnan()
         length_differences = (after.lengths - before.lengths).double().where(judged, math.nan)
         controlled = length_controlled_win_rate(
-            per_prompt_means(_won(difference), after.samples_per_prompt).tolist(),
+            per_prompt_means(_won(differences), after.samples_per_prompt).tolist(),
             per_prompt_means(length_differences, after.samples_per_prompt).tolist(),
         )
-        metrics[f"ties_vs_{start}"] = (difference[judged] == 0).double().mean().item()
+        metrics[f"ties_vs_{start}"] = (differences[judged] == 0).double().mean().item()
         if controlled is not None:
             rate = f"lc_win_rate_vs_{start}"
-            metrics |= {rate: controlled.value, f"{rate}_low": controlled.low, f"{rate}_high": controlled.high}
-    if "true_reward_gain_sd" in gains and "score_gain_sd" in gains:
-        metrics["proxy_truth_gap_sd"] = gains["score_gain_sd"] - gains["true_reward_gain_sd"]
-    if "second_score_gain_sd" in gains and "score_gain_sd" in gains:
-        metrics["second_gap_sd"] = gains["score_gain_sd"] - gains["second_score_gain_sd"]
+            metrics |= {rate: controlled.value} | _ends({rate: controlled})
+    for name, other in (("proxy_truth_gap_sd", "true_reward_gain_sd"), ("second_gap_sd", "second_score_gain_sd")):
+        if other in gains and "score_gain_sd" in gains:
+            metrics[name] = gains["score_gain_sd"] - gains[other]
     return metrics
 
 
-def of_several_samples(before: PolicySamples, after: PolicySamples) -> dict[str, float]:
-    """Return pass@k of the rewards that are 0 or 1, with 95 % intervals over prompts, and the KL of a response.
-
-    A policy that is its own start has no KL.
-    """
+def of_several_samples(policy: PolicySamples) -> dict[str, float]:
+    """Return pass@k of the rewards that are 0 or 1, with 95 % intervals over prompts."""
     shares = {
-        f"reward_{name}_{pass_at}": shares
-        for name, verdicts in after.rewards.items()
-        for pass_at, shares in pass_at_k(after.by_prompt(verdicts)).items()
+        f"{name}_{pass_at}": shares
+        for name, verdicts in policy.functions().items()
+        for pass_at, shares in pass_at_k(verdicts.view(-1, policy.samples_per_prompt).tolist()).items()
     }
-    metrics = {name: fmean(values) for name, values in shares.items()}
-    if before is not after:
-        metrics["kl_per_response"] = after.kl_per_response
-    return metrics | _ends({name: clustered_share(x, range(len(x))) for name, x in shares.items()})
+    estimates = {name: clustered_share(x, range(len(x))) for name, x in shares.items()}
+    return {name: fmean(values) for name, values in shares.items()} | _ends(estimates)
 
 
-def pass_at_k(verdicts: PerPrompt) -> dict[str, list[float]]:
+def pass_at_k(verdicts: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     """Return pass@k, prompt by prompt, for k = 2, 4, 8, …, from verdicts of 0 and 1, NaN where there is none.
 
     Of n verdicts with c right ones it is 1 − C(n − c, k)/C(n, k) (arXiv 2107.03374, eq. 1). A prompt with fewer than k
@@ -365,33 +358,6 @@ def pass_at_k(verdicts: PerPrompt) -> dict[str, list[float]]:
         ]
         for k in (2**power for power in range(1, most.bit_length()))
     }
-
-
-def interval_ends(before: PolicySamples, after: PolicySamples, start: PolicyStart) -> dict[str, float]:
-    """Return the ends of 95 % intervals, as `<metric>_low` and `<metric>_high` of metrics of `gains_over_start`.
-
-    These are the win rate, the gains, and the means of reward functions. Responses to one prompt may depend on each
-    other. A metric is left out if its interval cannot be estimated.
-    """
-    estimates: dict[str, Estimate | None] = {}
-    for name, numbers in after.rewards.items():
-        prompts, (rewards,) = _with_verdict(after, numbers)
-        if rewards and set(rewards) <= {0.0, 1.0}:  # a share of right answers
-            estimates[f"reward_{name}"] = clustered_share(rewards, prompts)
-        elif rewards:
-            estimates[f"reward_{name}"] = mean_interval(rewards, prompts, share_bounds(rewards))
-    if before is not after:
-        for name, numbers in after.rewards.items():
-            prompts, (old_rewards, rewards) = _with_verdict(after, before.rewards[name], numbers)
-            estimates[f"reward_{name}_gain"] = paired_difference(old_rewards, rewards, prompts)
-        for name, old, new in _judgements(before, after):
-            prompts, (of_start, of_policy) = _with_verdict(after, old, new)
-            estimates[f"{name}_gain_sd"] = gain_in_sd(of_start, of_policy, prompts)
-        if before.scores is not None and after.scores is not None:
-            prompts, (differences,) = _with_verdict(after, after.scores - before.scores)
-            if differences:
-                estimates[f"win_rate_vs_{start}"] = clustered_share(outcomes(differences), prompts)
-    return _ends(estimates)
 
 
 def _ends(estimates: Mapping[str, Estimate | None]) -> dict[str, float]:
@@ -417,7 +383,8 @@ def _judged(*sides: Tensor) -> Tensor:
 def _with_verdict(policy: PolicySamples, *sides: Tensor) -> tuple[list[int], list[list[float]]]:
     """Return the prompts of the responses that are `_judged`, and each side's numbers of these."""
     kept = _judged(*sides)
-    return torch.tensor(policy.prompt_indices)[kept].tolist(), [side[kept].tolist() for side in sides]
+    prompts = torch.arange(policy.prompts).repeat_interleave(policy.samples_per_prompt)
+    return prompts[kept].tolist(), [side[kept].tolist() for side in sides]
 
 
 def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:

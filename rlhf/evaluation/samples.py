@@ -4,14 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from torch import Tensor
-
 from rlhf.data.corpus import Corpus, Prompt
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import gym
 from rlhf.evaluation.policies import PolicySamples
 from rlhf.files import JsonObject
-from rlhf.run.evidence import judgements
+from rlhf.run.evidence import OF_FUNCTION, judgements
 
 LabelT = TypeVar("LabelT", bound=str)  # names of policies
 SHOWN = 3  # prompts
@@ -43,17 +41,20 @@ def sample_rows(
 
 
 def _answer(policy: PolicySamples, i: int) -> JsonObject:
-    """Return an answer of a policy with all that judges it."""
+    """Return an answer of a policy with all that has a verdict on it, reward functions under `rewards`."""
+    given = _given(policy, i)
     answer: JsonObject = {"response": policy.texts[i]}
-    answer |= _given(policy.judgements, i)
-    if policy.rewards:
-        answer["rewards"] = _given(policy.rewards, i)
+    answer |= {name: number for name, number in given.items() if not name.startswith(OF_FUNCTION)}
+    if policy.functions():
+        answer["rewards"] = {
+            name.removeprefix(OF_FUNCTION): number for name, number in given.items() if name.startswith(OF_FUNCTION)
+        }
     return answer
 
 
-def _given(by_name: Mapping[str, Tensor], i: int) -> dict[str, float]:
+def _given(policy: PolicySamples, i: int) -> dict[str, float]:
     """Return the numbers of an answer by name, of those that have a verdict on it."""
-    given = {name: numbers[i].item() for name, numbers in by_name.items()}
+    given = {name: numbers[i].item() for name, numbers in policy.judged.items()}
     return {name: number for name, number in given.items() if not math.isnan(number)}
 
 
@@ -78,15 +79,14 @@ def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples])
     """
     start, *others = samples.values()
     after = others[0] if others else start
-    numbers = {**after.rewards, **after.judgements}
-    name = next((name for name in judgements(after.rewards) if name in numbers), "")
+    name = next((name for name in judgements(after.functions()) if name in after.judged), "")
     order = sorted(range(len(start.texts)), key=lambda i: start.texts[i] == after.texts[i])
     shown = []
     for i in order[:SHOWN]:
         answers = {}
         for label, policy in samples.items():
-            number = _given({**policy.rewards, **policy.judgements}, i).get(name)
-            beside = "" if number is None else f" ({name.replace('_', ' ')} {number:.2f})"
+            number = _given(policy, i).get(name)
+            beside = "" if number is None else f" ({name.removeprefix(OF_FUNCTION).replace('_', ' ')} {number:.2f})"
             answers[label + beside] = policy.texts[i]
         prompt = prompts[i // start.samples_per_prompt]
         question = next((message.content for message in reversed(prompt) if message.role == "user"), prompt[-1].content)

@@ -24,6 +24,7 @@ NO_DIFFERENCE: Final = "no difference"
 NOT_KNOWN: Final = "not known yet"
 OF_EVALUATIONS: Final = "eval/"  # how keys of metrics.jsonl begin that were measured on held-out rows
 HELDOUT_PROMPTS: Final = "heldout_prompts"  # metric: the number of prompts that a policy's figures are of
+OF_FUNCTION: Final = "reward_"  # how the names of metrics of a reward function begin
 NO_VERDICT: Final = "_no_verdict"  # how keys end of the share of answers without a verdict of what stands before it
 CHOSEN_AMONG: Final = "chosen_among_checkpoints"  # metric: of how many the rows of the figures chose the result
 START_IN_WORDS: dict[PolicyStart, str] = {SFT: "SFT", "base": "the base"}
@@ -164,7 +165,7 @@ def gain_of_stage(stage: StageName, metrics: Metrics, prefix: str = "") -> Gain 
 def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, start_key: str) -> Gain | None:
     """Return the gain from metrics whose keys have a `prefix`. `start_key` is the form of the keys of the start."""
     own = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
-    functions = [key.removesuffix("_gain") for key in own if key.startswith("reward_") and key.endswith("_gain")]
+    functions = [key.removesuffix("_gain") for key in own if key.startswith(OF_FUNCTION) and key.endswith("_gain")]
     prompts, among = own.get(HELDOUT_PROMPTS), own.get(CHOSEN_AMONG)
     for name in judgements(functions):
         key = f"{name}_gain" if name in functions else f"{name}_gain_sd"
@@ -175,7 +176,7 @@ def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, 
         of_start = metrics.get(start_key.format(origin=origin, name=f"{name}{NO_VERDICT}"))
         return Gain(
             stage,
-            name.removeprefix("reward_").replace("_", " "),
+            name.removeprefix(OF_FUNCTION).replace("_", " "),
             start,
             end,
             value,

@@ -16,7 +16,7 @@ from trl import DPOConfig, DPOTrainer
 from rlhf.data.corpus import Corpus
 from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import DialogueTokenizer
-from rlhf.evaluation.policies import gains_with_intervals
+from rlhf.evaluation.policies import gains_over_start
 from rlhf.evaluation.reward_model import accuracy
 from rlhf.evaluation.samples import examples
 from rlhf.models.shared_base import SharedBase
@@ -59,7 +59,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         with working("dpo: scoring held-out pairs"):
             preferred = preference_accuracy(shared, tokenizer, pairs.heldout, 2 * options.per_device_train_batch_size)
     counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
-    metrics = gains_with_intervals(before, after, recipe.start) | counts | best_step
+    metrics = gains_over_start(before, after, recipe.start) | counts | best_step
     return Result(metrics, telemetry.costs(), examples(prompts, {recipe.start: before, "dpo": after}))
 
 

@@ -19,10 +19,10 @@ from rlhf.evaluation.policies import (
     gains_over_base,
     gains_over_start,
     heldout_sampling,
-    interval_ends,
     load_roles,
     measure,
     of_several_samples,
+    own_figures,
     role_of,
 )
 from rlhf.evaluation.references import Overlap
@@ -34,7 +34,7 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Evaluate, Rm
 from rlhf.recipe.stages import EVALUATE, RM, PolicyLabel, PolicyStart, RewardModelName
 from rlhf.run.directory import StageRun
-from rlhf.run.evidence import HELDOUT_PROMPTS
+from rlhf.run.evidence import OF_FUNCTION
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.result import Result
 from rlhf.stats import clustered_share, outcomes
@@ -147,19 +147,19 @@ def policy_metrics(samples: Mapping[PolicyLabel, PolicySamples], start: PolicySt
     metrics: dict[str, float] = {}
     base, before = samples["base"], samples[start]
     for name, policy in samples.items():
-        values = policy.metrics() if name == start else gains_over_start(before, policy, start)
+        values = own_figures(policy) if name == start else gains_over_start(before, policy, start)
+        values |= further_metrics(before, policy, values, start) | of_several_samples(policy)
         if name != "base":
             values |= gains_over_base(base, policy)
-        values |= further_metrics(before, policy, values, start)
-        values |= of_several_samples(policy if name == "base" else before, policy)
-        values |= interval_ends(before, policy, start) | {HELDOUT_PROMPTS: policy.prompts}
+        if name not in ("base", start):
+            values["kl_per_response"] = policy.kl * policy.lengths.double().mean().item()
         metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key, start)}
     return metrics
 
 
 def _repeated(key: str, start: PolicyStart) -> bool:
     """Return whether a metric of a policy is logged under the name of its start already."""
-    return key.removesuffix(start) in REPEATED or (key.startswith("reward_") and key.endswith(f"_{start}"))
+    return key.removesuffix(start) in REPEATED or (key.startswith(OF_FUNCTION) and key.endswith(f"_{start}"))
 
 
 def contradicted(tokenizer: DialogueTokenizer, pairs: list[PreferencePair], margins: list[float]) -> list[JsonObject]:

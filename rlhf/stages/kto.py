@@ -19,7 +19,7 @@ from rlhf.data.corpus import Corpus
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
-from rlhf.evaluation.policies import gains_with_intervals
+from rlhf.evaluation.policies import gains_over_start
 from rlhf.evaluation.samples import examples
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Kto
@@ -92,7 +92,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         "heldout_reward_bad": rewards[~is_good].mean().item(),
     }
     counts = {"train_good": good, "train_bad": len(training) - good, **cuts}
-    metrics = gains_with_intervals(before, after, recipe.start) | telling | counts | best_step
+    metrics = gains_over_start(before, after, recipe.start) | telling | counts | best_step
     return Result(metrics, telemetry.costs(), examples(prompts, {recipe.start: before, run.stage: after}))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.evaluation.policies import gains_with_intervals
+from rlhf.evaluation.policies import gains_over_start
 from rlhf.run.checkpoints import checkpoint_problem, checkpoint_step
 from rlhf.stages.online import session
 from tests.helpers import RECIPE, SMALL, beside, content_of, run_stages, small
@@ -116,9 +116,7 @@ def test_a_damaged_newest_checkpoint_does_not_crowd_out_the_good_ones(trained, t
 
 
 def test_an_evaluation_that_is_not_finite_is_no_candidate_for_the_best(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        session, "gains_with_intervals", lambda *args: gains_with_intervals(*args) | {"score": math.nan}
-    )
+    monkeypatch.setattr(session, "gains_over_start", lambda *args: gains_over_start(*args) | {"score": math.nan})
     out = beside(trained, tmp_path, *PARENTS)
     summary = run_stages(small(ppo__steps=2), out, "ppo")
     assert summary["metrics"]["best_step"] is None

@@ -69,8 +69,12 @@ def test_responses_are_scored_row_by_row(run, tokenizer):
 
 def test_a_start_of_which_nothing_is_judged_is_refused():
     """Such as functions of two tasks in one sum, each without a verdict on the other's answers."""
-    samples = replace(PolicySamples.unjudged(["a", "b"]), scores=torch.full((2,), torch.nan))
-    samples = replace(samples, rewards={"sums": torch.tensor([1.0, torch.nan]), "code": torch.tensor([torch.nan, 0.0])})
+    judged = {
+        "score": torch.full((2,), torch.nan),
+        "reward_sums": torch.tensor([1.0, torch.nan]),
+        "reward_code": torch.tensor([torch.nan, 0.0]),
+    }
+    samples = replace(PolicySamples.unjudged(["a", "b"]), judged=judged)
     with pytest.raises(UserError, match=r"^grpo: .*sums 1, code 1"):
         require_verdicts("grpo", samples)
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.evaluation.policies import PolicySamples, of_several_samples, pass_at_k
+from rlhf.stages.evaluate import policy_metrics
 from rlhf.stats import wilson
 
 NAN = math.nan
@@ -41,18 +42,21 @@ def test_the_metrics_of_an_evaluation_with_several_samples():
             lengths=torch.tensor([1, 3, 2, 2]),
             ended=torch.ones(4, dtype=torch.bool),
             kl=kl,
-            scores=None,
-            true_rewards=None,
+            judged={
+                "reward_exact_answer": torch.tensor(rewards),
+                "reward_length": torch.tensor([0.0, -0.5, 0.0, 0.0]),
+            },
             samples_per_prompt=2,
-            rewards={"exact_answer": torch.tensor(rewards), "length": torch.tensor([0.0, -0.5, 0.0, 0.0])},
         )
 
     before, after = samples(0.0, [0.0, 1.0, 0.0, 0.0]), samples(0.5, [1.0, 1.0, 0.0, 1.0])
-    metrics = of_several_samples(before, after)
-    assert metrics["kl_per_response"] == pytest.approx(1.0)  # two tokens each
+    every = policy_metrics({"base": before, "sft": before, "ppo": after}, "sft")
+    assert every["ppo/kl_per_response"] == pytest.approx(1.0)  # two tokens each
+    assert not {"base/kl_per_response", "sft/kl_per_response"} & every.keys()
+    metrics = of_several_samples(after)
     assert metrics["reward_exact_answer_pass_at_2"] == 1.0
     assert not any("length" in name for name in metrics)
-    assert of_several_samples(before, before) == {
+    assert of_several_samples(before) == {
         "reward_exact_answer_pass_at_2": 0.5,
         "reward_exact_answer_pass_at_2_low": wilson(1, 2).low,
         "reward_exact_answer_pass_at_2_high": wilson(1, 2).high,

@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf import stats
 from rlhf.data.batch import Rollout, collate
-from rlhf.data.rows import Message
 from rlhf.evaluation import policies
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
@@ -22,8 +21,7 @@ from rlhf.evaluation.policies import (
     further_metrics,
     gains_over_base,
     gains_over_start,
-    gains_with_intervals,
-    interval_ends,
+    own_figures,
     win_rate,
 )
 from tests.helpers import not_none
@@ -132,13 +130,16 @@ def measured(scores: list[float] | None, truths: list[float] | None = None, leng
         lengths=torch.full((4,), length),
         ended=torch.tensor([True, True, True, False]),
         kl=0.25,
-        scores=None if scores is None else torch.tensor(scores),
-        true_rewards=None if truths is None else torch.tensor(truths),
+        judged={
+            name: torch.tensor(numbers)
+            for name, numbers in {"score": scores, "true_reward": truths}.items()
+            if numbers is not None
+        },
     )
 
 
-def asked(*texts: str) -> list[Any]:
-    return [(Message("system", "Be brief."), Message("user", text)) for text in texts]
+def ends_in(metrics: dict[str, float]) -> set[str]:
+    return {name for name in metrics if name.endswith(("_low", "_high"))}
 
 
 def test_gains_are_in_standard_deviations_of_sft():
@@ -163,7 +164,7 @@ def test_a_policy_whose_bad_answers_are_not_judged_does_not_gain():
     figures = {"score": -1.0, "score_sft": -0.5, "score_no_verdict": 0.75, "win_rate_vs_sft": 0.0, "ties_vs_sft": 0.0}
     assert figures == {name: metrics[name] for name in figures}
     assert math.isnan(metrics["score_gain_sd"]), "of one pair"
-    nothing = gains_with_intervals(before, measured([math.nan] * 4), "sft")
+    nothing = gains_over_start(before, measured([math.nan] * 4), "sft")
     assert math.isnan(nothing["score"]) and math.isnan(nothing["win_rate_vs_sft"]) and nothing["score_no_verdict"] == 1
     assert not {"score_no_verdict", "score_no_verdict_sft"} & gains_over_start(before, before, "sft").keys()
 
@@ -179,12 +180,13 @@ def test_figures_of_pairs_are_those_of_the_pairs_that_are_judged(seed, copies):
 
     def side(number: int, scores: Tensor, rows: Tensor) -> PolicySamples:
         texts = ["text"] * len(scores)
-        judged = replace(PolicySamples.unjudged(texts), scores=scores, rewards={"mine": 2 * scores})
-        return replace(judged, lengths=lengths[number][rows], samples_per_prompt=copies)
+        judged = {"score": scores, "reward_mine": 2 * scores}
+        policy = replace(PolicySamples.unjudged(texts), judged=judged)
+        return replace(policy, lengths=lengths[number][rows], samples_per_prompt=copies)
 
     every, pairs = torch.arange(24), (~lacks.any(0)).nonzero().squeeze(1)
     found, expected = (
-        gains_with_intervals(before, after, "sft") | further_metrics(before, after, {}, "sft")
+        gains_over_start(before, after, "sft") | further_metrics(before, after, {}, "sft")
         for before, after in (
             [side(i, x.where(~lacks[i], math.nan), every) for i, x in enumerate((old, new))],
             [side(i, x[pairs], pairs) for i, x in enumerate((old, new))],
@@ -227,10 +229,12 @@ def test_several_answers_to_a_prompt_are_one_observation():
 
 def test_the_ends_of_intervals_are_those_of_the_statistics():
     """Two answers to each of two prompts; the wins 1, ½, 0 and 1 are those of the two prompts."""
-    right = {"right": torch.tensor([0.0, 1.0, 0.0, 0.0]), "length": torch.tensor([1.0, 2.0, 3.0, 4.0])}
-    before = replace(measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0]), samples_per_prompt=2, rewards=right)
-    more = {"right": torch.ones(4), "length": torch.tensor([2.0, 2.0, 5.0, 4.0])}
-    after = replace(measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0]), samples_per_prompt=2, rewards=more)
+    right = {"reward_right": torch.tensor([0.0, 1.0, 0.0, 0.0]), "reward_length": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    before = measured([-2.0, 0.0, 2.0, 4.0], [1.0, 1.0, 1.0, 5.0])
+    before = replace(before, samples_per_prompt=2, judged=before.judged | right)
+    more = {"reward_right": torch.ones(4), "reward_length": torch.tensor([2.0, 2.0, 5.0, 4.0])}
+    after = measured([8.0, 0.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0])
+    after = replace(after, samples_per_prompt=2, judged=after.judged | more)
     prompts = [0, 0, 1, 1]
     expected = {
         "reward_right": stats.clustered_share([1.0] * 4, prompts),
@@ -241,20 +245,18 @@ def test_the_ends_of_intervals_are_those_of_the_statistics():
         "true_reward_gain_sd": stats.gain_in_sd([1.0, 1.0, 1.0, 5.0], [0.0, 1.0, 1.0, 2.0], prompts),
         "win_rate_vs_sft": stats.clustered_share([1.0, 0.5, 0.0, 1.0], prompts),
     }
-    ends = interval_ends(before, after, "sft")
     values = gains_over_start(before, after, "sft")
-    assert ends.keys() == {f"{name}_{end}" for name in expected for end in ("low", "high")}
+    assert ends_in(values) == {f"{name}_{end}" for name in expected for end in ("low", "high")}
     for name, estimate in expected.items():
-        low, value, high = ends[f"{name}_low"], values[name], ends[f"{name}_high"]
+        low, value, high = values[f"{name}_low"], values[name], values[f"{name}_high"]
         assert (value, low, high) == pytest.approx(not_none(estimate)) and low < high, name
-    assert interval_ends(before, before, "sft").keys() == {
-        f"reward_{name}_{end}" for name in right for end in ("low", "high")
-    }, "SFT has no gain over itself"
+    own = {f"{name}_{end}" for name in right for end in ("low", "high")}
+    assert ends_in(own_figures(before)) == own, "SFT has no gain over itself"
 
 
 def test_winning_everything_leaves_doubt():
     before, after = measured([0.0, 0.0, 0.0, 0.0]), measured([1.0, 2.0, 3.0, 4.0])
-    ends = interval_ends(before, after, "sft")
+    ends = gains_over_start(before, after, "sft")
     assert win_rate(torch.ones(4), "sft")["win_rate_vs_sft_ci95"] == 0
     assert (ends["win_rate_vs_sft_low"], ends["win_rate_vs_sft_high"]) == pytest.approx(stats.wilson(4, 4)[1:])
     assert "score_gain_sd_low" not in ends, "the scores of SFT do not vary"

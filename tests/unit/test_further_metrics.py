@@ -35,8 +35,7 @@ def measured(scores: list[float], lengths: list[int], truths: list[float] | None
         lengths=torch.tensor(lengths),
         ended=torch.ones(len(scores), dtype=torch.bool),
         kl=0.0,
-        scores=torch.tensor(scores),
-        true_rewards=None if truths is None else torch.tensor(truths),
+        judged={"score": torch.tensor(scores)} | ({} if truths is None else {"true_reward": torch.tensor(truths)}),
     )
 
 
@@ -48,8 +47,7 @@ def test_a_policy_that_only_writes_more_loses_its_win_rate():
     before = measured([x + rng.gauss(0, 1) for x in lengths], lengths)
     after = measured([x + rng.gauss(0, 1) for x in more], more)
     metrics = further_metrics(before, after, {}, "sft")
-    assert after.scores is not None and before.scores is not None
-    plain = (after.scores > before.scores).float().mean().item()
+    plain = (after.judged["score"] > before.judged["score"]).float().mean().item()
     assert plain > 0.65
     assert metrics["lc_win_rate_vs_sft"] < plain - 0.15
     assert metrics["lc_win_rate_vs_sft_low"] < 0.5 < metrics["lc_win_rate_vs_sft_high"]

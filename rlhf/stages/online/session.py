@@ -12,7 +12,7 @@ from rlhf.data.batch import Rollout
 from rlhf.data.corpus import Corpus, Prompt
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
-from rlhf.evaluation.policies import PolicySamples, gains_with_intervals, measure
+from rlhf.evaluation.policies import PolicySamples, gains_over_start, measure
 from rlhf.evaluation.reward_model import add_reward_models
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.files import remove
@@ -33,6 +33,7 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.vllm_command import start_command
 from rlhf.run.checkpoints import require_usable, with_resume_advice
 from rlhf.run.directory import StageRun
+from rlhf.run.evidence import OF_FUNCTION
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes, scores
 from rlhf.stages.online.checkpoints import update_checkpoints
@@ -219,7 +220,7 @@ class Session:
         policies = {self.recipe.start: self._reference_samples, self.run.stage: self._policy_samples}
         rows = sample_rows(self.tokenizer, self.validation[:LOGGED_PROMPTS], policies, self._expected)
         self.run.logs.samples(done, rows)
-        gains = gains_with_intervals(self._reference_samples, self._policy_samples, self.recipe.start)
+        gains = gains_over_start(self._reference_samples, self._policy_samples, self.recipe.start)
         return {f"eval/{name}": value for name, value in gains.items()}
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ class Session:
             before, after = self.evaluate("reference", self.test), self.evaluate("policy", self.test)
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
-        metrics = gains_with_intervals(before, after, start) | {"best_step": math.nan if best is None else best}
+        metrics = gains_over_start(before, after, start) | {"best_step": math.nan if best is None else best}
         shown = examples(self.test, {start: before, run.stage: after})
         return Result(metrics | self.rewards.figures(), self.telemetry.costs(), shown)
 
@@ -272,8 +273,9 @@ def sampling_settings(options: OnlineOptions) -> Sampling:
 
 def require_verdicts(stage: str, start: PolicySamples) -> None:
     """Raise UserError where none of the start's answers has a score: nothing could be learned or compared."""
-    if start.scores is not None and start.scores.isnan().all():
-        judged = ", ".join(f"{name} {int((~x.isnan()).sum())}" for name, x in start.rewards.items())
+    if "score" in start.judged and start.judged["score"].isnan().all():
+        verdicts = {name.removeprefix(OF_FUNCTION): int((~x.isnan()).sum()) for name, x in start.functions().items()}
+        judged = ", ".join(f"{name} {number}" for name, number in verdicts.items())
         raise UserError(
             f"{stage}: none of {len(start.texts)} held-out answers has a verdict of every reward (verdicts: {judged}); "
             "where a reward does not apply, return a number such as 0"
