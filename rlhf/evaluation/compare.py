@@ -15,7 +15,7 @@ from rlhf.errors import UserError
 from rlhf.recipe.chain import differences
 from rlhf.recipe.stages import EVALUATE, POLICIES, RM, SFT, PolicyLabel, PolicyName
 from rlhf.run import reader
-from rlhf.run.evidence import IS_BETTER, NO_DIFFERENCE, NO_VERDICT, Word, verdict, way_to_know
+from rlhf.run.evidence import IS_BETTER, NO_DIFFERENCE, NO_VERDICT, OF_FUNCTION, Word, verdict, way_to_know
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest
 from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
 from rlhf.run.outcomes import Answer, Details, SampleLine
@@ -38,7 +38,7 @@ class PolicyEvaluation(NamedTuple):
     reward_models: dict[int, str | None]
     metrics: Mapping[str, float]
     settings: Mapping[str, Any]
-    details: Details
+    reward_functions: Mapping[str, str]  # as the recipe writes them, by name
 
     def values(self, name: str, seeds: Collection[int]) -> dict[str, float]:
         """Return the mean of what a judge or a reward function gave these seeds' answers, by prompt, where it did."""
@@ -146,7 +146,7 @@ def load(run_directory: Path, stage: PolicyLabel | None = None) -> PolicyEvaluat
         reward_models={manifest.seed: reward_model_digest(rm_summary) if rm_summary else None},
         metrics={key: x for key, x in metrics.items() if "/" not in key or key.startswith("rm/")},
         settings=manifest.settings | ({stage: of_policy[stage]} if stage in of_policy else {}),
-        details=reader.read(folder / "details.json", Details) or Details(),
+        reward_functions=(reader.read(folder / "details.json", Details) or Details()).reward_functions,
     )
 
 
@@ -197,8 +197,8 @@ def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
             "with the same data, seed and template"
         )
     rows = _paired(a, b, "true_reward", "true_reward", comparable=True)
-    for name, function in a.details.reward_functions.items():
-        rows += _paired(a, b, f"reward_{name}", name, comparable=function == b.details.reward_functions.get(name))
+    for name, function in a.reward_functions.items():
+        rows += _paired(a, b, f"{OF_FUNCTION}{name}", name, comparable=function == b.reward_functions.get(name))
     one_model = a.reward_models == b.reward_models and None not in a.reward_models.values()
     rows += _paired(a, b, "score", "score", comparable=one_model)
     figures = [*FIGURES, *(key for key in {**a.metrics, **b.metrics} if key.endswith(NO_VERDICT))]
@@ -216,7 +216,8 @@ def _paired(a: PolicyEvaluation, b: PolicyEvaluation, key: str, name: str, *, co
     x, y = _shared(a, b, name, [*a.answers], [*b.answers])
     if not x or not comparable:
         return [FigureRow(key, fmean(x), fmean(y))] if x else []
-    interval = _ends(stats.paired_difference(x, y))
+    estimate = stats.paired_difference(x, y)
+    interval = None if estimate is None else (estimate.low, estimate.high)
     seeds = [seed for seed in a.answers if seed in b.answers] if len(a.answers) > 1 else []
     each = [(fmean(y), fmean(x)) for seed in seeds for x, y in [_shared(a, b, name, [seed], [seed])] if x]
     by_seed = tuple(of_b - of_a for of_b, of_a in each)
@@ -242,21 +243,4 @@ def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str) -> list[FigureRo
         "kl_per_token": (SFT in a.settings) == (SFT in b.settings),  # it is to where each policy started
     }
     comparable = same.get(key, True) and x is not None and y is not None
-    interval = _accuracy_interval(a, b) if key == "rm/accuracy" else None
-    return [FigureRow(key, x, y, y - x if comparable and x is not None and y is not None else None, interval)]
-
-
-def _accuracy_interval(a: PolicyEvaluation, b: PolicyEvaluation) -> tuple[float, float] | None:
-    """Return the interval of the difference of two reward models' accuracies, with pairs of one prompt as a cluster.
-
-    There is none for one reward model against itself, and unless both runs list the same held-out pairs.
-    """
-    pairs_a, pairs_b = a.details.heldout_pairs, b.details.heldout_pairs
-    if [pair.pair for pair in pairs_a] != [pair.pair for pair in pairs_b] or a.reward_models == b.reward_models:
-        return None
-    right_a, right_b = (stats.outcomes([pair.margin for pair in pairs]) for pairs in (pairs_a, pairs_b))
-    return _ends(stats.paired_difference(right_a, right_b, [pair.prompt for pair in pairs_a]))
-
-
-def _ends(estimate: stats.Estimate | None) -> tuple[float, float] | None:
-    return None if estimate is None else (estimate.low, estimate.high)
+    return [FigureRow(key, x, y, y - x if comparable and x is not None and y is not None else None)]

@@ -41,19 +41,10 @@ class SampleLine(Record):
         return {name: answer for name, answer in self.__pydantic_extra__.items() if isinstance(answer, Answer)}
 
 
-class HeldoutPair(Record):
-    """A held-out pair: hashes of its prompt and of the whole pair, and its margin, chosen less rejected."""
-
-    prompt: str
-    pair: str
-    margin: Number
-
-
 class Details(Record):
     """The content of evaluate/details.json. It also has pairs whose label the reward model contradicts, for reading."""
 
     reward_functions: dict[str, str] = Field(default={})  # as the recipe writes them, by name
-    heldout_pairs: list[HeldoutPair] = Field(default=[])
 
 
 class Reproduction(Record):

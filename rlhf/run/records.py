@@ -5,7 +5,7 @@ the meaning of a key increases SCHEMA.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, Self, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -14,7 +14,6 @@ from pydantic import (
     Field,
     ValidatorFunctionWrapHandler,
     WrapValidator,
-    model_validator,
 )
 
 from rlhf.files import JsonObject, finite
@@ -141,19 +140,6 @@ def compared(figure: Figure, value: float | None) -> JsonObject:
     }
 
 
-def figure_of_record(entry: Mapping[str, Any]) -> Figure:
-    """Return the figure of a record.
-
-    Records that are older than verdicts hold only ranges; they are read, unchecked, as targets of our own: a single
-    number stood as a range with equal ends.
-    """
-    figure = {key: entry[key] for key in Figure.model_fields if key in entry}
-    if "verdict" in entry:
-        return Figure.model_validate(figure)
-    ends = {"range": tuple(entry["published"]), "range_of_mean": entry.get("published_mean")}
-    return Figure.model_construct(**{"stage": "all", "metric": entry["name"], "unit": "", "source": ""} | figure | ends)
-
-
 class Costs(TypedDict):
     """The keys of summary.json that a stage's telemetry measures. Those of a GPU are None on a CPU."""
 
@@ -194,19 +180,14 @@ class Summary(Record):
     targets: list[dict[str, Any]]  # as `compared` returns them
     all_stages: list[Figure] = []  # of all stages together
 
-    @model_validator(mode="after")
-    def _check_targets(self) -> Self:
-        try:
-            _ = self.figures
-        except (KeyError, TypeError, ArithmeticError) as error:
-            raise ValueError(f"targets: {type(error).__name__} {error}") from error
-        return self
-
     @property
     def figures(self) -> list[Compared]:
-        """Return the figures with which the stage was compared."""
-        found = ((figure_of_record(target), target["measured"]) for target in self.targets)
-        return [Compared(figure, value, verdict_of(figure, value)) for figure, value in found]
+        """Return the figures with which the stage was compared; a record that is older than verdicts has none."""
+        found = []
+        for target in (target for target in self.targets if "verdict" in target):
+            figure = Figure.model_validate({key: target[key] for key in Figure.model_fields if key in target})
+            found.append(Compared(figure, target["measured"], verdict_of(figure, target["measured"])))
+        return found
 
     @property
     def spent(self) -> Spent:

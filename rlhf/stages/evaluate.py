@@ -1,8 +1,6 @@
 """Evaluation of every policy of a run on the same held-out prompts, and of a reward model on held-out pairs."""
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -124,10 +122,7 @@ def _judged_pairs(
         figures = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
         figures |= {"accuracy_low": share.low, "accuracy_high": share.high, "heldout_pairs": len(pairs)}
         metrics |= {f"{stage}/{key}": value for key, value in figures.items()}
-    return metrics, {
-        "contradicted": contradicted(tokenizer, pairs, margins[RM]),
-        "heldout_pairs": heldout_pairs(pairs, margins[RM]),
-    }
+    return metrics, {"contradicted": contradicted(tokenizer, pairs, margins[RM])}
 
 
 def _demonstrations(tokenizer: DialogueTokenizer, corpus: Corpus, options: Evaluate) -> list[ScoredText]:
@@ -176,19 +171,3 @@ def contradicted(tokenizer: DialogueTokenizer, pairs: list[PreferencePair], marg
         for i in worst
         if margins[i] < 0
     ]
-
-
-def heldout_pairs(pairs: Sequence[PreferencePair], margins: Sequence[float]) -> list[JsonObject]:
-    """Return for details.json the hashes of each pair's prompt and of the whole pair, and its margin.
-
-    They do not depend on the template, so that pairs of two runs can be recognised.
-    """
-    rows: list[JsonObject] = []
-    for pair, margin in zip(pairs, margins, strict=True):
-        prompt = [(message.role, message.content) for message in pair.prompt]
-        rows.append({"prompt": _hash(prompt), "pair": _hash([prompt, pair.chosen, pair.rejected]), "margin": margin})
-    return rows
-
-
-def _hash(content: object) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

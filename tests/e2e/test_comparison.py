@@ -53,23 +53,6 @@ def test_the_difference_of_two_runs_has_the_interval_worked_by_hand(tmp_path):
     assert "true_reward" not in rows
 
 
-def heldout(*margins: float, prompts: str = "aabbc", pairs: str = "12345") -> dict[str, Any]:
-    """Details of an evaluation with these margins of a reward model on held-out pairs."""
-    rows = zip(prompts, pairs, margins, strict=True)
-    return {"heldout_pairs": [{"prompt": prompt, "pair": pair, "margin": margin} for prompt, pair, margin in rows]}
-
-
-def test_accuracies_of_two_reward_models_are_paired_by_held_out_pair(tmp_path):
-    """B is right where A is wrong on both pairs of prompt a, and half a pair worse on c: residuals by hand."""
-    answers = [("p", [says(0)])]
-    a = a_run(tmp_path / "a", answers, details=heldout(-1, -1, 1, -1, 2), metrics={"rm/accuracy": 0.4})
-    b = a_run(tmp_path / "b", answers, "b" * 64, details=heldout(3, 1, 1, -2, 0), metrics={"rm/accuracy": 0.7})
-    accuracy = compared(a, b)["rm/accuracy"]
-    assert accuracy["difference"] == pytest.approx(0.3)  # of the differences 1, 1, 0, 0 and −½
-    half = Z * math.sqrt(3 / 2 * (1.4**2 + 0.6**2 + 0.8**2) / 25)
-    assert accuracy["interval"] == pytest.approx(of_shares(0.3, (half / Z) ** 2, 5))
-
-
 def of_shares(difference: float, variance: float, count: int) -> tuple[float, float]:
     """Wilson's interval of (1 + difference) / 2, a share with this variance; the difference is from −1 to 1."""
     p = (1 + difference) / 2
