@@ -29,7 +29,6 @@ from rlhf.run.records import Summary
 from rlhf.terminal import say, wording
 
 HEADLINES = ("accuracy", "perplexity", "eval_loss")  # of stages that train no policy
-OF_ROWS = ("data.source", "data.files", "data.format")  # keys by which rows of files stand in for the recipe's
 WALL = "wall time, s"
 CONDITIONS = ("code", "packages", "python", "device")  # that all stages of one table share
 
@@ -73,9 +72,7 @@ def run_seeds(loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence
     every = [folder for of_seed in folders.values() for folder in of_seed.values()]
     for seed in seeds:
         for stage in stages:
-            check_same(every)
-            if not (folders[seed][stage] / SUMMARY).is_file():
-                _check_now(every)
+            check_same(every, runs_another=not (folders[seed][stage] / SUMMARY).is_file())
             task = task_of(loaded, stage, runs_root(out, seed), resume=True, if_needed=True).of(stage, seed=seed)
             if code := run_child(task):
                 say(
@@ -86,30 +83,22 @@ def run_seeds(loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence
                 sys.exit(code)
 
 
-def check_same(folders: Iterable[Path]) -> None:
-    """Raise UserError where finished stages among `folders` had other CONDITIONS than the first of them."""
-    done = [folder for folder in folders if (folder / SUMMARY).is_file()]
-    conditions = [(folder, _conditions(folder)) for folder in done]
-    for folder, others in conditions[1:]:
-        first, its = conditions[0]
+def check_same(folders: Iterable[Path], runs_another: bool = False) -> None:
+    """Raise UserError where finished stages among `folders` had other CONDITIONS than the first of them.
+
+    Where this process `runs_another`, it counts as the first, on the same device.
+    """
+    found = [(str(folder), _conditions(folder)) for folder in folders if (folder / SUMMARY).is_file()]
+    if runs_another and found:
+        now = {"code": code_version().plain(), "packages": package_versions(), "python": platform.python_version()}
+        found.insert(0, ("this process", found[0][1] | now))
+    for name, others in found[1:]:
+        first, its = found[0]
         for key, (one, other) in differences(its, others).items():
             raise UserError(
-                f"{folder}: {key} is {other}, and {one} in {first}; one table holds "
+                f"{name}: {key} is {other}, and {one} in {first}; one table holds "
                 "stages of the same code, packages, python and device: restore that, or choose another --out"
             )
-
-
-def _check_now(folders: Iterable[Path]) -> None:
-    """Raise UserError before a stage that would have another code, packages or python than a finished one."""
-    now = {
-        "code": code_version().plain(),
-        "packages": package_versions(),
-        "python": platform.python_version(),
-    }
-    done = next((folder for folder in folders if (folder / SUMMARY).is_file()), None)
-    its = _conditions(done) if done else now
-    for key, (one, other) in differences(its, its | now).items():
-        raise UserError(f"{done}: {key} was {one} and is {other} now: restore that, or choose another --out")
 
 
 def _conditions(folder: Path) -> dict[str, Any]:
@@ -145,17 +134,13 @@ def write_record(
 
 
 def _own_rows(loaded: PinnedRecipe, folders: Sequence[Path]) -> dict[str, Any]:
-    """Return the files that `--data` named, by name and hash, and what else options changed; {} without such files."""
+    """Return the files that `--data` named, by name and hash, and what else was changed; {} without such files."""
     if "data.files" not in loaded.overrides:
         return {}
     manifests = (read_manifest(folder) for folder in folders)
-    read = {(file.name, file.sha256) for manifest in manifests if manifest.data for file in manifest.data.files}
-    others = {
-        key: value
-        for key, value in loaded.overrides.items()
-        if key not in OF_ROWS and not (key.startswith("data.") and value is None)  # keys of the hub, of no use then
-    }
-    return {"rows": [{"name": Path(name).name, "sha256": digest} for name, digest in sorted(read)], "overrides": others}
+    read = {(Path(file.name).name, file.sha256) for made in manifests if made.data for file in made.data.files}
+    others = {key: value for key, value in loaded.overrides.items() if key != "data.files"}
+    return {"rows": [{"name": name, "sha256": digest} for name, digest in sorted(read)], "overrides": others}
 
 
 def _summary(folder: Path) -> Summary:
