@@ -8,10 +8,10 @@ import click
 from rlhf.cli.choice import PATH
 from rlhf.cli.outcome import COLOURS, show_table
 from rlhf.evaluation import compare
-from rlhf.evaluation.compare import COMPARED_POLICIES, PolicyComparison
+from rlhf.evaluation.compare import PolicyComparison
 from rlhf.process.task import run_child, task_of
 from rlhf.recipe.folders import default_root
-from rlhf.recipe.stages import EVALUATE, PolicyLabel
+from rlhf.recipe.stages import EVALUATE, LABELS, PolicyLabel
 from rlhf.report import comparison
 from rlhf.run.named import NamedRun, named_run, recipe_of
 from rlhf.terminal import screen
@@ -46,7 +46,7 @@ def compare_runs(paths: tuple[Path, ...]) -> None:
 
 def _policy(run: NamedRun) -> PolicyLabel | None:
     """Return the policy whose folder was named, if one was."""
-    return next((policy for policy in COMPARED_POLICIES if policy == run.stage), None)
+    return next((policy for policy in LABELS if policy == run.stage), None)
 
 
 def _evaluate(run: NamedRun, policy: PolicyLabel | None) -> None:

@@ -9,7 +9,7 @@ from rlhf.evaluation import own_prompts
 from rlhf.files import json_lines, write_output
 from rlhf.process.libraries import quiet_libraries
 from rlhf.rating.pairs import turns
-from rlhf.recipe.stages import EVALUATE, PolicyLabel
+from rlhf.recipe.stages import EVALUATE, LABELS, PolicyLabel
 from rlhf.run.directory import StageRun
 from rlhf.run.outcomes import SampleLine
 from rlhf.terminal import counted, say
@@ -20,9 +20,7 @@ from rlhf.terminal.tables import show_sample
 @RUN
 @chooses_recipe
 @click.option("--prompts", required=True, type=FILE, metavar="FILE", help="Text with a prompt a line, or a data file.")
-@click.option(
-    "--stages", multiple=True, type=click.Choice(own_prompts.LABELS), help="Policy that answers. [default: all]"
-)
+@click.option("--stages", multiple=True, type=click.Choice(LABELS), help="Policy that answers. [default: all]")
 @click.option("--n", "count", default=1, type=click.IntRange(min=1), help="Answers of each policy to a prompt.")
 @TEMPERATURE
 @TO

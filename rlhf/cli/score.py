@@ -41,10 +41,10 @@ def score(
         items = [scoring.Item("", asked, {"response": response}) for response in responses]
     else:
         items = scoring.read(files)
-    stages = scoring.finished_stages(choice.load(on_device=True), choice.root)
+    run = scoring.finished_run(choice.load(on_device=True), choice.root)
     with quiet_libraries():
         with working("scoring"):
-            model = scoring.RewardModel(stages)
+            model = scoring.RewardModel(run)
             scored, cut = model.score(items)
         _show(scored)
         for what, count in cut.items():

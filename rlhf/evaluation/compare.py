@@ -21,7 +21,6 @@ from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
 from rlhf.run.outcomes import Answer, Details, SampleLine
 from rlhf.terminal import wording
 
-COMPARED_POLICIES: tuple[PolicyLabel, ...] = (*POLICIES, SFT, "base")
 FIGURES = ("kl_per_token", "perplexity", "response_length", "eos_rate", "rm/accuracy")  # of all answers together
 Answers = dict[str, list[Answer]]  # by prompt
 

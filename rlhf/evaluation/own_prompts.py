@@ -11,12 +11,10 @@ from rlhf.data.rows import Document
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
 from rlhf.process import cuda
-from rlhf.recipe.stages import POLICIES, PRETRAIN, REWARD_MODELS, SFT, PolicyLabel
+from rlhf.recipe.stages import PRETRAIN, REWARD_MODELS, SFT, PolicyLabel
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import SUMMARY
 from rlhf.terminal.progress import working
-
-LABELS: tuple[PolicyLabel, ...] = ("base", SFT, *POLICIES)
 
 
 def read(file: Path) -> list[Prompt]:

@@ -11,9 +11,9 @@ from rlhf.data.parsing import Prompt
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, json_lines, write_output
 from rlhf.process import cuda
-from rlhf.recipe import PinnedRecipe
+from rlhf.recipe import PinnedRecipe, parents
 from rlhf.recipe.schema import Rm
-from rlhf.recipe.stages import EVALUATE, PRETRAIN, RM, SFT
+from rlhf.recipe.stages import EVALUATE, RM
 from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary, reward_model_digest
 from rlhf.run.layout import ADAPTER
@@ -54,47 +54,38 @@ class ScoredItem(NamedTuple):
         return None if chosen is None or rejected is None else chosen - rejected
 
 
-class Stages(NamedTuple):
-    """The run whose reward model scores, and the directory of the stage that trained it."""
+def finished_run(loaded: PinnedRecipe, out: Path) -> StageRun:
+    """Return the run whose reward model scores. No library is imported before.
 
-    run: StageRun
-    rm: Path
-
-
-def finished_stages(loaded: PinnedRecipe, out: Path) -> Stages:
-    """Return the stages that scoring needs. No library is imported before.
-
-    Raises ParentMissing if one is not done, and UserError if it was done with other settings.
+    Raises ParentMissing if a stage that scoring needs is not done, and UserError if it was done with other settings.
     """
     run = StageRun(out, loaded, EVALUATE)
-    rm = run.parents.require(RM)
-    if loaded.recipe.sft:
-        run.parents.require(SFT)
-    if loaded.recipe.pretrain:
-        run.parents.require(PRETRAIN)
-    return Stages(run, rm)
+    run.parents.require(RM)
+    for stage in parents(loaded.recipe, RM):
+        run.parents.require(stage)
+    return run
 
 
 class RewardModel:
     """The reward model of a finished run."""
 
-    def __init__(self, stages: Stages):
-        """Load the model."""
-        run, recipe = stages.run, stages.run.loaded.recipe
+    def __init__(self, run: StageRun):
+        """Load the model of a `finished_run`."""
+        recipe, folder = run.loaded.recipe, run.parents.folder(RM)
         cuda.set_environment(recipe)
         from rlhf.models.loading import load_base, load_tokenizer
         from rlhf.models.shared_base import SharedBase
         from rlhf.process.torch_setup import set_up_torch
 
         self.options = recipe.options(Rm)
-        summary = read_summary(stages.rm)
+        summary = read_summary(folder)
         digest = reward_model_digest(summary) if summary else None
-        assert digest  # `finished_stages` has checked it
+        assert digest  # `finished_run` has checked it
         self.digest = digest  # names the reward model in output files
         device = set_up_torch(recipe)
         self.tokenizer = load_tokenizer(run.base)
         self.shared = SharedBase(load_base(run.base, device), {"reference": run.parents.start()})
-        self.shared.add_reward(stages.rm / ADAPTER)
+        self.shared.add_reward(folder / ADAPTER)
 
     def score(self, items: Sequence[Item]) -> tuple[list[ScoredItem], dict[str, int]]:
         """Return each item with its answers' raw scores, and the numbers of prompts and responses that were cut.

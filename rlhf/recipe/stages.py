@@ -28,6 +28,7 @@ ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)
 GROUPS: tuple[GroupName, ...] = get_args(GroupName)
 STARTS: tuple[PolicyStart, ...] = get_args(PolicyStart)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+LABELS: tuple[PolicyLabel, ...] = ("base", "sft", *POLICIES)
 TRAINING_STAGES: tuple[TrainingName, ...] = get_args(TrainingName)  # `hardware.count` processes share one of them
 REWARD_MODELS: tuple[RewardModelName, ...] = get_args(RewardModelName)
 

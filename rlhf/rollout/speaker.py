@@ -7,14 +7,14 @@ from typing import Any, Literal
 from rlhf.data.rows import Message
 from rlhf.process import cuda
 from rlhf.recipe import Recipe
-from rlhf.recipe.stages import MERGE, POLICIES, PRETRAIN, SFT, PolicyName
+from rlhf.recipe.stages import LABELS, MERGE, PRETRAIN, SFT, PolicyName
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, MODEL
 from rlhf.run.named import NamedRun
 from rlhf.terminal import harmless, say
 
 ChatStage = Literal["base", "sft", PolicyName, "merge"]
-CHAT_STAGES: tuple[ChatStage, ...] = ("base", SFT, *POLICIES, MERGE)
+CHAT_STAGES: tuple[ChatStage, ...] = (*LABELS, MERGE)
 
 
 def first_policy(recipe: Recipe) -> ChatStage:

@@ -23,7 +23,7 @@ ANSWERS = ["Red.", "  Red.", "Red. \n", "Red.\n\n", "A lemon is a kind of fruit.
 
 @pytest.fixture(scope="module")
 def model(trained) -> score.RewardModel:
-    return score.RewardModel(score.finished_stages(small(), trained))
+    return score.RewardModel(score.finished_run(small(), trained))
 
 
 @pytest.fixture(scope="module")
