@@ -13,7 +13,7 @@ from rlhf.data.batch import Rollout, TrainingBatch
 from rlhf.errors import UserError
 from rlhf.files import reading
 from rlhf.models.adapters import save_adapter
-from rlhf.models.optimizer import new_optimizer, page_states
+from rlhf.models.optimizer import new_optimizer
 from rlhf.models.random_state import random_state, set_random_state
 from rlhf.models.shared_base import SharedBase
 from rlhf.objectives.kl import adapt
@@ -189,7 +189,6 @@ class TrainState:
             self.take(role, saved)
         self.optimizer.load_state_dict(saved["optimizer"])
         self.schedule.load_state_dict(saved["schedule"])
-        page_states(self.optimizer)
         self.step, self.kl_coef = saved["step"], saved["kl_coef"]
         set_random_state(saved["random"])
 

@@ -14,7 +14,6 @@ from transformers import PrinterCallback, TrainerCallback, TrainerState, Trainin
 
 from rlhf.files import write_json
 from rlhf.models.adapters import adapter_weights, save_adapter, set_adapter_state
-from rlhf.models.optimizer import page_states
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe.schema import Dialogues, Optimization
@@ -135,8 +134,7 @@ class _RunCallback(TrainerCallback):
         cpu = self.telemetry.cpu_seconds.get("train/evaluate", 0.0)
         return {"evaluate": evaluated, "train": time.monotonic() - evaluated, "cpu/train": time.process_time() - cpu}
 
-    def on_train_begin(self, args: object, state: Any, control: object, optimizer: Any = None, **_: object) -> None:
-        page_states(optimizer)  # a resumed run has just loaded its states
+    def on_train_begin(self, args: object, state: Any, control: object, **_: object) -> None:
         self.run.total_steps = state.max_steps
         self.tokens = state.num_input_tokens_seen  # a resumed run starts above 0
 
