@@ -1,6 +1,6 @@
 """Prompts with their responses as one batch of token ids."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple, Self
@@ -86,17 +86,6 @@ class Rollout:
     def last(self) -> Tensor:
         """Return the position (B,) of the last real token of each row, on the host."""
         return torch.tensor(self.lengths.prompt) + torch.tensor(self.lengths.response) - 1
-
-    def other_end_rate(self, end_ids: Collection[int], eos_id: int) -> dict[str, float]:
-        """Return `other_eos_rate`, the share of responses that hold an end token of `end_ids` other than EOS.
-
-        It is absent if there is no such token.
-        """
-        others = sorted(set(end_ids) - {eos_id})
-        if not others:
-            return {}
-        held = torch.isin(self.tokens, torch.tensor(others, device=self.ids.device)) & self.mask
-        return {"other_eos_rate": held.any(1).float().mean().item()}
 
     def rows(self, index: Tensor) -> "Rollout":
         """Return some rows of the batch, no wider than the longest of them."""

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Self
@@ -71,7 +71,6 @@ class PolicySamples:
     # model; `reward_<name>` of each reward function.
     judged: dict[str, Tensor]
     samples_per_prompt: int = 1
-    other_ends: dict[str, float] = field(default_factory=dict)  # as `Rollout.other_end_rate`
 
     @classmethod
     def unjudged(cls, texts: list[str]) -> Self:
@@ -99,7 +98,6 @@ class PolicySamples:
             "response_length": self.lengths.float().mean().item(),
             "eos_rate": self.ended.float().mean().item(),
             "kl_per_token": self.kl,
-            **self.other_ends,
             **{name: _mean_verdict(numbers) for name, numbers in self.judged.items()},
             **self.no_verdict(),
         }
@@ -201,7 +199,6 @@ def measure(
         kl=divergence.item() / int(rollout.response_length.sum()),
         judged={name: numbers for name, numbers in judged.items() if numbers is not None},
         samples_per_prompt=samples_per_prompt,
-        other_ends=rollout.other_end_rate(shared.end_ids, tokenizer.eos_id),
     )
 
 

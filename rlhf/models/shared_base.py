@@ -39,7 +39,6 @@ class SharedBase:
 
     Only `trainable` roles get gradients. `lean`: hidden states come from rlhf/models/lean/ and not from the library;
     `joins` as in `LeanTrunk`.
-    Raises UserError for a base that the lean trunk does not support.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class SharedBase:
         lean: bool = False,
         joins: bool = False,
     ):
-        self.end_ids = end_ids(base)
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
         self.logit_scale = logit_scale(base.config)
@@ -250,16 +248,6 @@ class SharedBase:
         if self.roles.active is None:
             raise RuntimeError("no role is active: run the pass in `with shared.role(name)`")
         return self.roles.active
-
-
-def end_ids(base: PreTrainedModel) -> frozenset[int]:
-    """Return the tokens with which a checkpoint ends a text by its own account, and which the model can sample.
-
-    Here texts end with the tokenizer's EOS.
-    """
-    value: Any = None if base.generation_config is None else base.generation_config.eos_token_id
-    ids = value if isinstance(value, list) else [value]
-    return frozenset(i for i in ids if type(i) is int and 0 <= i < len(base.get_output_embeddings().weight))
 
 
 def check_scores(scores: Tensor) -> None:

@@ -15,7 +15,6 @@ SHOWN = {  # phrases of keys that say little by themselves
     "distinct_1": "share of distinct words",
     "distinct_2": "share of distinct pairs of words",
     "eos_rate": "share that ends",
-    "other_eos_rate": "share with another end token",
     "equal_rate": "share of answers given twice",
     "rouge_l": "ROUGE-L",
     "bleu": "BLEU",

@@ -17,7 +17,6 @@ from rlhf.errors import UserError
 from rlhf.evaluation import compare
 from rlhf.files import sha256
 from rlhf.models.loading import load_base
-from rlhf.models.shared_base import end_ids
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.chain import stages_before
@@ -146,30 +145,6 @@ def test_another_model_type_and_a_missing_padding_token_are_named(trained, tmp_p
 
 
 # -- end tokens and merging --------------------------------------------------------------------------------------------
-
-
-def with_end_ids(trained: Path, folder: Path, ids: str) -> str:
-    """A copy of the small base whose generation_config.json says that it ends texts with these ids."""
-    shutil.copytree(trained / ROOT / "pretrain/model", folder)
-    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {ids}, "do_sample": true, "temperature": 0.6}}')
-    return str(folder)
-
-
-def test_another_end_token_of_the_checkpoint_is_counted(trained, tmp_path):
-    others = range(10, 300)  # many, so that so small a model samples some of them
-    base = with_end_ids(trained, tmp_path / "base", json.dumps([2, *others, 10**6]))
-    loaded = pretrained(trained, tmp_path, model__name=base, tokenizer__name=base, ppo__steps=2)
-    metrics = run_stages(loaded, tmp_path, "sft", "rm", "ppo")["metrics"]
-    rows = read_intact_lines(tmp_path / ROOT / "ppo/metrics.jsonl")
-    assert all(0 < row["response/other_eos_rate"] <= 1 for row in rows) and 0 < metrics["other_eos_rate"] <= 1
-
-
-@pytest.mark.parametrize(
-    ("ids", "found"), [("[2, 5, -1, 1000000]", {2, 5}), ("null", set()), ("2", {2}), ("[2, true]", {2})]
-)
-def test_end_tokens_that_cannot_be_sampled_are_ignored(trained, tmp_path, ids, found):
-    loaded = pretrained(trained, tmp_path, model__name=with_end_ids(trained, tmp_path / "base", ids))
-    assert end_ids(loaded_base(tmp_path, loaded)) == found
 
 
 @pytest.mark.parametrize("factor", [1e-3, 30.0])

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -55,11 +54,3 @@ def test_tokens_and_their_predictors_follow_the_prompt_of_each_row():
         [0, 1, 2, 3],
         [2],
     ]
-
-
-def test_other_end_tokens_count_in_responses_only():
-    """Ids of the three responses: 2, 3; 8 to 11; 17. EOS is 17."""
-    assert ROLLOUT.other_end_rate({17, 9}, eos_id=17) == {"other_eos_rate": pytest.approx(1 / 3)}
-    assert ROLLOUT.other_end_rate({17, 9, 3}, eos_id=17) == {"other_eos_rate": pytest.approx(2 / 3)}
-    assert ROLLOUT.other_end_rate({1, 4, 7, 18}, eos_id=17) == {"other_eos_rate": 0.0}, "prompts and padding"
-    assert ROLLOUT.other_end_rate({17}, eos_id=17) == ROLLOUT.other_end_rate((), eos_id=17) == {}

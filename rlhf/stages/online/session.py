@@ -179,8 +179,6 @@ class Session:
         last = done == options.steps
         save = last or done % options.save_steps == 0
         self.telemetry.count(int((rollout.prompt_length + rollout.response_length).sum()))
-        ends = rollout.other_end_rate(self.shared.end_ids, self.tokenizer.eos_id)
-        metrics = metrics | {f"response/{name}": rate for name, rate in ends.items()}
         if save or done % options.eval_steps == 0:
             metrics = metrics | self._evaluate_policy(done)
         if last or done % options.logging_steps == 0:
