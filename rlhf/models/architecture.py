@@ -122,22 +122,11 @@ def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
     the first update. The only dropout is that of SFT's adapters, `lora.lora_dropout`.
     """
     for key, value in list(vars(config).items()):
-        if (without := _without(key, value)) != value:
-            setattr(config, key, without)
+        if isinstance(value, PreTrainedConfig):
+            without_dropout(value)
+        elif _is_noise(key) and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, key, type(value)(0))
     return config
-
-
-def _without(key: str, value: Any) -> Any:
-    """Return the value of a key without dropout: numbers of such a key are 0, and so are those in a list."""
-    if isinstance(value, PreTrainedConfig):
-        return without_dropout(value)
-    if isinstance(value, Mapping):
-        return {name: _without(str(name), part) for name, part in value.items()}
-    if not _is_noise(key) or isinstance(value, bool):
-        return value
-    if isinstance(value, list | tuple):
-        return type(value)(_without(key, part) for part in value)
-    return type(value)(0) if isinstance(value, int | float) else value
 
 
 def _is_noise(key: str) -> bool:

@@ -34,14 +34,10 @@ def check_blocks(architecture: Architecture | None, device: torch.device) -> Non
 
 def check_layers(base: PreTrainedModel, name: str) -> None:
     """Raise UserError where NF4 would leave most weights as they are: linear layers alone are packed here."""
-    if any(isinstance(module, Conv1D) for module in base.modules()):
+    if has_fused_experts(base) or any(isinstance(module, Conv1D) for module in base.modules()):
         raise UserError(
-            f"{name}: model.quantization: nf4 packs linear layers, and a {base.config.model_type} model has none"
-        )
-    if has_fused_experts(base):
-        raise UserError(
-            f"{name}: model.quantization: nf4 packs linear layers, and the experts of a {base.config.model_type} model "
-            "are one tensor each, which would stay in full: use quantization: none"
+            f"{name}: model.quantization: nf4 packs linear layers alone, and most weights of this "
+            f"{base.config.model_type} model are in none: use quantization: none"
         )
 
 

@@ -13,11 +13,8 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")  # types whose frequencies depen
 
 
 def logit_scale(config: PreTrainedConfig) -> float:
-    """Return the constant by which a model multiplies the product of hidden states and output matrix."""
-    if getattr(config, "logits_scaling", None):  # Granite divides, HyperCLOVA X multiplies
-        scaling = float(config.logits_scaling)
-        return scaling if config.model_type == "hyperclovax" else 1.0 / scaling
-    return float(getattr(config, "logit_scale", None) or 1.0)  # Cohere multiplies
+    """Return the constant by which a model of a type in rlhf/recipe/model_types.py scales logits: 1 but for Granite."""
+    return 1.0 / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
 def ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:

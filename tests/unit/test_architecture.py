@@ -57,12 +57,9 @@ def test_as_many_key_value_heads_as_heads_may_be_written_as_null():
     assert shape_differences(Architecture.model_validate(section), config) == {}
 
 
-@pytest.mark.parametrize(
-    ("kind", "key", "scale"),
-    [("granite", "logits_scaling", 1 / 8), ("hyperclovax", "logits_scaling", 8.0), ("cohere", "logit_scale", 8.0)],
-)
-def test_the_scale_of_logits_multiplies_or_divides_by_type(kind, key, scale):
-    assert logit_scale(AutoConfig.for_model(kind, **{key: 8.0})) == scale
+def test_the_scale_of_logits_is_that_of_granite():
+    assert logit_scale(AutoConfig.for_model("granite", logits_scaling=8.0)) == 1 / 8
+    assert logit_scale(AutoConfig.for_model("llama")) == 1
 
 
 def test_every_rope_of_a_model_is_known():

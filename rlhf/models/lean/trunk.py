@@ -62,11 +62,10 @@ class LeanTrunk:
     adapters.
     Layers whose activations the library would recompute (gradient checkpointing) are recomputed here too.
     `joins`: rows lie side by side without their padding, and responses are sampled here, on a card in 16 bits.
-    Raises UserError for a model that it does not support: another architecture or activation function.
+    The base is one that `check_supported` lets through.
     """
 
     def __init__(self, base: PreTrainedModel, joins: bool = False):
-        check_supported(base.config)
         self.base, self.decoder, self.joins = base, base.get_decoder(), joins
         self.eps = float(base.config.rms_norm_eps)
         self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
@@ -92,7 +91,6 @@ class LeanTrunk:
 
         Shapes: ids (B, T) int64, padded on the right; positions (B, R) int64.
         """
-        check_supported(self.base.config, ids.shape[1])
         states = self._padded(self._embed(ids))
         selected = None if positions is None else self._padded(positions[..., None]).squeeze(-1)
         layout = Sequences(self._rotary(states.shape[1]), selected)
@@ -110,7 +108,6 @@ class LeanTrunk:
         numbers = rollout.prompt_numbers
         if numbers is None or not (numbers[1:] == numbers[:-1]).any():
             return self.hidden(role, rollout.ids, rollout.predictors)
-        check_supported(self.base.config, rollout.ids.shape[1])
         states = self._embed(rollout.ids)
         layout = SharedPrompts(self._rotary(states.shape[1]), rollout, numbers, self._round_up)
         return layout.responses(self._final_states(role, layout.join(states), layout))
@@ -123,7 +120,6 @@ class LeanTrunk:
 
     def _joined(self, role: str, ids: Tensor, pieces: Sequence[Piece]) -> Tensor:
         """Return the final-norm hidden states (M, H) of the selected tokens of pieces of ids (B, T)."""
-        check_supported(self.base.config, ids.shape[1])
         layout = Packed(self._rotary(ids.shape[1]), ids.shape[1], pieces)
         return self._final_states(role, self._embed(layout.join(ids)), layout).squeeze(0)
 
@@ -160,7 +156,6 @@ class LeanTrunk:
 
         Shapes: ids (P, S), padded on the right; P lengths. Each prompt may get `copies` responses of `room` tokens.
         """
-        check_supported(self.base.config, ids.shape[1] + room)
         if not self.merges:
             joined = JoinedPrompts(self._rotary(ids.shape[1] + room), ids.shape[1], lengths, copies, room)
             return self._final_states(role, self._embed(joined.join(ids)), joined).squeeze(0), joined
@@ -315,7 +310,7 @@ class RoleTrunk(NamedTuple):
     role: Role
 
 
-def check_supported(config: PreTrainedConfig, longest: int = 0) -> None:
+def check_supported(config: PreTrainedConfig, longest: int) -> None:
     """Raise UserError for a model that the trunk does not support, or sequences of `longest` tokens of it."""
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     window = sliding_window(config)
@@ -324,8 +319,6 @@ def check_supported(config: PreTrainedConfig, longest: int = 0) -> None:
         problem = f"a {config.model_type} model, only {', '.join(LEAN_TYPES)}"
     elif config.hidden_act != "silu":
         problem = f"the activation function {config.hidden_act}"
-    elif getattr(config, "use_sliding_window", False):
-        problem = "a sliding window in some layers"
     elif window and longest > window:
         problem = f"sequences of {longest} tokens, which exceed the model's sliding window of {window}"
     elif rope in LENGTH_DEPENDENT_ROPE:

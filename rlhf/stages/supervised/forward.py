@@ -48,10 +48,7 @@ def without_mask(decoder: nn.Module) -> Iterator[None]:
 
 
 class LeanSteps:
-    """Training steps whose forward passes are the lean trunk's. `pairs` as in `LabelStatistics`.
-
-    Raises UserError for a model that the trunk does not support.
-    """
+    """Training steps whose forward passes are the lean trunk's. `pairs` as in `LabelStatistics`."""
 
     def __init__(self, model: PeftModel, pairs: bool, joins: bool):
         self.model = model

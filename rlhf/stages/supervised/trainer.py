@@ -124,7 +124,6 @@ class RunTrainer(Trainer):
 
         The model has adapters, and `hide_right_padding` checks its batches. `pairs`: row n of the first half of a batch
         has the prompt of row n of the second half, which is computed once for both. `joins` as in `LeanTrunk`.
-        Raises UserError for a model that the trunk does not support.
         """
         self._lean = LeanSteps(self.trained_model, pairs, joins)
 
