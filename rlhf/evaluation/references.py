@@ -6,6 +6,7 @@ sacrebleu's of the whole corpus (ACL P02-1040), ROUGE-L rouge-score's F1 (ACL W0
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from rlhf.data.corpus import Corpus, Prompt
 from rlhf.files import reading
-from rlhf.models.weights import check_base, check_report
+from rlhf.models import checkpoints
 
 Reference = tuple[str, str | None]  # the chosen answer, and the rejected one if there is a pair
 
@@ -72,11 +73,8 @@ class Encoder:
     def __init__(self, folder: Path, device: torch.device):
         with reading(folder):
             self._tokenizer = AutoTokenizer.from_pretrained(folder)
-            model, report = AutoModel.from_pretrained(
-                folder, output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True
-            )
-        check_report(report, str(folder), ("pooler.",), placed=False)  # many encoders lack a pooler
-        check_base(model, str(folder))
+            # many encoders lack a pooler
+            model: Any = checkpoints.load(AutoModel, str(folder), unneeded=("pooler.",), placed=False)
         self._model = model.to(device).eval()
         self._longest = min(model.config.max_position_embeddings - 2, self._tokenizer.model_max_length)  # RoBERTa's − 2
 

@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 
 from rlhf.errors import UserError
 from rlhf.files import reading
-from rlhf.models.folders import share_weights
+from rlhf.models.checkpoints import share_weights, tensors
 from rlhf.models.precision import Model, computes_in_bfloat16
 from rlhf.models.traits import has_fused_experts
-from rlhf.models.weights import check_fits, tensors
 from rlhf.process import distributed
 from rlhf.recipe.schema_model import Lora
 
@@ -71,12 +70,8 @@ def _targets(base: PreTrainedModel, targets: Sequence[str] | Literal["all-linear
     return list(targets)
 
 
-def attach(
-    base: Model, name: str, config: LoraConfig, weights: Mapping[str, Tensor] | None = None, where: str = ""
-) -> PeftModel:
+def attach(base: Model, name: str, config: LoraConfig, weights: Mapping[str, Tensor] | None = None) -> PeftModel:
     """Attach an adapter to a base, which may have others already. Without `weights` it is new, with B = 0.
-
-    Raises UserError, which names `where` the weights are from, unless they are all of the adapter's.
 
     LoRA layers on a bfloat16 base do not copy their inputs to float32: autocast casts such a copy back to bfloat16
     before the product. Without the two casts the numbers are the same, and the backward pass keeps one input for all
@@ -89,7 +84,6 @@ def attach(
     else:
         model = get_peft_model(base, config, name)
     if weights is not None:
-        check_fits(weights, adapter_state(model, name), where)
         set_adapter_state(model, weights, name)
     if computes_in_bfloat16(model):
         for module in model.modules():
@@ -98,11 +92,11 @@ def attach(
     return model
 
 
-def attach_adapter(base: Model, folder: Path, name: str = "default", trainable: bool = False) -> PeftModel:
-    """Attach the adapter in a folder to a base, which may have others already. Raises UserError unless it fits."""
+def attach_adapter(base: PreTrainedModel, folder: Path, trainable: bool = False) -> PeftModel:
+    """Attach the adapter in a folder to a base."""
     config = adapter_config(folder)
     config.inference_mode = not trainable
-    return attach(base, name, config, adapter_weights(folder), str(folder))
+    return attach(base, "default", config, adapter_weights(folder))
 
 
 def reward_from_sft(base: PreTrainedModel, lora: Lora, sft: Path | None) -> PeftModel:
@@ -113,9 +107,7 @@ def reward_from_sft(base: PreTrainedModel, lora: Lora, sft: Path | None) -> Peft
     """
     model = attach(base, "default", lora_config(lora, base, "SEQ_CLS"))
     if sft is not None:
-        start, weights = adapter_state(model), adapter_weights(sft)
-        check_fits(weights, {key: weight for key, weight in start.items() if "lora_" in key}, str(sft))
-        set_adapter_state(model, {**start, **weights})
+        set_adapter_state(model, {**adapter_state(model), **adapter_weights(sft)})
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # in bfloat16 the head would be too coarse for its own updates

@@ -1,7 +1,6 @@
 """Reward models as classifiers: of types that transformers has none for, and whole checkpoints of others."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +13,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from rlhf.errors import UserError
-from rlhf.models import folders
+from rlhf.files import reading
+from rlhf.models import checkpoints
 from rlhf.models.nf4 import nf4_config
-from rlhf.models.weights import check_finite
 from rlhf.packages import install_command, require
-from rlhf.terminal import message_of
 
 UNBOUNDED = 1 << 30  # tokenizers without a longest text name a far larger number
 Text = dict[str, list[int]]  # input_ids, and what else the tokenizer gives for each token
@@ -68,24 +65,17 @@ class Classifier:
         self.device = torch.device(device)
         if packed:
             require(["bitsandbytes"], "reward_model: quantization='nf4'", install_command("gpu"))
-        if Path(name).is_dir():
-            folders.check(Path(name))
-        try:
+        with reading(f"the reward model {name}"):
             self.tokenizer: Any = AutoTokenizer.from_pretrained(name, revision=revision)
-            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+            model = checkpoints.load(
+                AutoModelForSequenceClassification,
                 name,
                 revision=revision,
+                placed=False,
                 device_map={"": self.device if packed else "cpu"},
-                output_loading_info=True,
-                use_safetensors=True,
                 quantization_config=nf4_config(torch.bfloat16) if packed else None,
             )
-        except Exception as error:  # the library raises many unrelated types
-            raise UserError(f"cannot load the reward model {name}: {message_of(error)}") from error
-        self.model: Any = loaded[0].eval()
-        if missing := sorted(loaded[1]["missing_keys"]):
-            raise UserError(f"{name} lacks {missing[0]}: only a sequence classifier can be a reward")
-        check_finite({key: x for key, x in self.model.named_parameters() if x.is_floating_point()}, name)
+        self.model: Any = model.eval()
         config = self.model.config.get_text_config()
         self.labels: int = self.model.config.num_labels
         self.pads = config.pad_token_id is not None

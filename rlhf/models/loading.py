@@ -21,8 +21,7 @@ from rlhf.data import hub, tokenize
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, read_json
-from rlhf.models import folders, gguf
-from rlhf.models import weights as stored
+from rlhf.models import checkpoints, gguf
 from rlhf.models.architecture import config_of, shape_differences, without_dropout
 from rlhf.models.classifier import add_classifier
 from rlhf.models.lean.trunk import check_supported
@@ -50,17 +49,13 @@ def load_tokenizer(spec: BaseSpec) -> DialogueTokenizer:
         name = str(spec.pretrained)
     elif settings.source == "package":
         name = base_name(spec)
-    base: JsonObject | None = None
-    if spec.model.source in (PRETRAIN, "local", "package"):
-        base = read_json(Path(base_name(spec)) / "config.json")
     tokenizer = tokenize.load(name, settings, _loading("the tokenizer", name, settings))
     entries = max(tokenizer.hf.get_vocab().values(), default=-1) + 1  # ids may have gaps
     vocabulary: object = architecture.vocab_size if architecture else None
-    holder = "model.architecture.vocab_size is"
-    if vocabulary is None:
-        vocabulary, holder = base.get("vocab_size") if base else None, "the base model's vocab_size is"
+    if vocabulary is None:  # a folder says it
+        vocabulary = (read_json(Path(base_name(spec), "config.json")) or {}).get("vocab_size")
     if isinstance(vocabulary, int) and entries > vocabulary:
-        raise UserError(f"the tokenizer {name} has {entries} entries, {holder} only {vocabulary}")
+        raise UserError(f"the tokenizer {name} has {entries} entries, the base model's vocab_size is only {vocabulary}")
     return tokenizer
 
 
@@ -154,47 +149,34 @@ def load_merged(folder: Path, device: torch.device) -> PreTrainedModel:
 def _from_pretrained(
     kind: AutoModel, name: str, device: torch.device, settings: Model | None = None, **options: object
 ) -> PreTrainedModel:
-    """Return a checkpoint's model without dropout: all of the checkpoint's weights, which must be finite.
-
-    Of a checkpoint that reads images or sound too it is the language model alone. A folder is checked before it is
-    read.
-    """
+    """Return a checkpoint's model without dropout; of one that reads images or sound too the language model alone."""
     revision = settings.revision if settings else None
-    if Path(name).is_dir():
-        folders.check(Path(name))
     with _loading("the base model", name, settings):
         whole = AutoConfig.from_pretrained(name, revision=revision)
-    config = without_dropout(whole.get_text_config(decoder=True))
-    if kind is AutoModelForSequenceClassification:
-        config.num_labels = 1
-        add_classifier(config)
-    with _loading("the base model", name, settings):
-        loaded: Any = kind.from_pretrained(
+        config = without_dropout(whole.get_text_config(decoder=True))
+        causal, is_text = kind is AutoModelForCausalLM, config is whole
+        if not causal:
+            config.num_labels = 1
+            add_classifier(config)
+        base = checkpoints.load(
+            kind,
             name,
-            config=config,
             revision=revision,
+            # a new scalar head has no source, and that of the language model then no place; nor have towers for images
+            unneeded=() if causal else (SCORE,),
+            placed=causal and is_text,
+            config=config,
             device_map={"": device},
-            key_mapping=None if config is whole else INNER_NAMES,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # the report names them; an error would not
-            use_safetensors=True,
+            key_mapping=None if is_text else INNER_NAMES,
             **options,
         )
-    base: PreTrainedModel
-    base, report = loaded
-    if config is not whole:
+    if not is_text:
         vars(base).pop("_weight_conversions", None)  # it is saved as the language model that it is now
-    causal = kind is AutoModelForCausalLM
-    # A new scalar head has no source, and that of the language model then no place. Nor have towers for images.
-    stored.check_report(report, name, () if causal else (SCORE,), placed=causal and config is whole)
     # transformers sets this only for several devices. Trainer reads it: without, it would count every visible card and
     # TRL would refuse. The device has no index, because Trainer takes `cuda:0` for a model that is not placed.
-    loaded[0].hf_device_map = {"": device}
-    if options.get("quantization_config") is None:
-        folders.check_full(base.config.to_dict(), name)
+    vars(base)["hf_device_map"] = {"": device}
     if any(isinstance(module, BaseTunerLayer) for module in base.modules()):
         raise UserError(f"{name} has an adapter beside its weights: merge it into them, or take {CONFIG_NAME} away")
-    stored.check_base(base, name)
     return base
 
 

@@ -51,7 +51,7 @@ class Roles:
     ) -> None:
         """Add a role whose adapter is like the one in a folder, be it a classifier's, or has a configuration.
 
-        Its LoRA `weights` are given, or new. Raises UserError where they are not of its shape.
+        Its LoRA `weights` are given, or new.
         """
         config = start
         if isinstance(config, Path):
@@ -59,7 +59,7 @@ class Roles:
             config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, False
         if trainable:
             self.trainable.add(role)
-        self.peft = attach(getattr(self, "peft", self.base), role, config, weights, str(start))
+        self.peft = attach(getattr(self, "peft", self.base), role, config, weights)
         self._prepare()
 
     def parameters(self, role: Role) -> list[nn.Parameter]:

@@ -135,12 +135,12 @@ def describe(model: ModelFiles) -> ModelFacts:
 
     from rlhf.data import tokenize
     from rlhf.files import reading
-    from rlhf.models import architecture, folders
+    from rlhf.models import architecture, checkpoints
 
     config = read_json(model.folder / CONFIG)
     if config is None:
         raise UserError(f"{model.name}/{CONFIG} cannot be read")
-    folders.check_full(config, model.name)
+    checkpoints.check_full(config, model.name)
     try:
         if config.get("model_type") in TESTED:
             section = architecture.architecture_of(config)

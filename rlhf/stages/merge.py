@@ -11,7 +11,7 @@ from rlhf.data.rows import Message
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models.adapters import attach_adapter
-from rlhf.models.folders import share_weights
+from rlhf.models.checkpoints import share_weights
 from rlhf.models.loading import load_base
 from rlhf.models.precision import Model, dtype_of, mixed_precision
 from rlhf.observe.telemetry import Telemetry

@@ -12,7 +12,7 @@ from rlhf.data import tokenize
 from rlhf.data.corpus import Corpus
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation.likelihood import perplexity
-from rlhf.models.folders import share_weights
+from rlhf.models.checkpoints import share_weights
 from rlhf.models.loading import new_base
 from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import StageRun

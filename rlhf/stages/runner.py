@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.errors import Interrupted, UserError
-from rlhf.models.folders import check_encoder
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, environment, exhaustion, launching
@@ -112,8 +111,9 @@ def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
         for name in options.reward_funcs:
             if name != MODEL_REWARD:
                 rewards.find(name, f"{stage}.reward_funcs")
-    elif isinstance(options, Evaluate) and options.bertscore_model is not None:
-        check_encoder(Path(options.bertscore_model))
+    encoder = options.bertscore_model if isinstance(options, Evaluate) else None
+    if encoder is not None and not Path(encoder, "config.json").is_file():
+        raise UserError(f"evaluate.bertscore_model: {encoder} is not a folder with a model (it has no config.json)")
 
 
 def check_device(loaded: PinnedRecipe) -> None:

@@ -80,14 +80,14 @@ def first(held: dict[Any, Any]) -> Any:
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
-NAN = ("nan", lambda held: first(held).fill_(float("nan")))
-LACKS = ("lacks one", lambda held: held.pop(sorted(held)[0]))
-EXTRA = ("one more", lambda held: held.update({"base_model.model.evil.lora_A.weight": torch.ones(2, 2)}))
-SHAPE = ("another shape", lambda held: held.update({sorted(held)[0]: torch.ones(3, 5)}))
-OF_WEIGHTS = (NAN, LACKS, EXTRA, SHAPE)
+
+def with_nan(held: dict[str, Any]) -> None:
+    first(held).fill_(float("nan"))
+
+
 RESULTS: list[tuple[str, str, str, Damage, str]] = [
-    *((f"sft, {name}", "sft", "dpo", tensors(WEIGHTS, change), "sft/adapter") for name, change in OF_WEIGHTS),
-    *((f"rm, {name}", "rm", "ppo", tensors(WEIGHTS, change), "rm/adapter") for name, change in OF_WEIGHTS),
+    ("sft, nan", "sft", "dpo", tensors(WEIGHTS, with_nan), "sft/adapter"),
+    ("rm, nan", "rm", "ppo", tensors(WEIGHTS, with_nan), "rm/adapter"),
     ("sft, bytes", "sft", "rm", put(WEIGHTS, b"\xff" * 100), "adapter_model.safetensors"),
     ("base, nan", "pretrain", "sft",
      tensors("model/model.safetensors", lambda held: held["model.norm.weight"].fill_(float("nan"))), "model.norm"),

@@ -43,7 +43,7 @@ def seams() -> list[Seam]:
     from rlhf.data import tokenize
     from rlhf.evaluation import policies
     from rlhf.evaluation.references import Overlap
-    from rlhf.models import weights
+    from rlhf.models import checkpoints
     from rlhf.rollout.library_decoding import LibraryDecoding
     from rlhf.stages.online import session
     from rlhf.stages.online.train_state import TrainState
@@ -53,7 +53,7 @@ def seams() -> list[Seam]:
         Seam(tokenize.DialogueTokenizer, "_ids", _encoded_once, "the dialogues are encoded once"),
         Seam(torch, "save", _left_out, "files take no memory of the device"),
         Seam(TrainState, "save", _left_out, "files take no memory of the device"),
-        Seam(weights, "check_finite", _left_out, "adapters of zeros hold no NaN"),
+        Seam(checkpoints, "check_finite", _left_out, "adapters of zeros hold no NaN"),
         Seam(Overlap, "metrics", _on_device, "without an encoder the host compares texts"),
         Seam(TrainState, "_minibatches", _first, "further minibatches take no more memory"),
         Seam(DataCollatorMixin, "__call__", _with_one_shorter, "a shorter row needs a mask"),
