@@ -11,7 +11,7 @@ from types import ModuleType
 from filelock import FileLock
 
 from rlhf.data import formats
-from rlhf.data.worlds import additions, gym, lengths, sums, toy, toy_texts
+from rlhf.data.worlds import additions, gym, lengths, sums, toy
 from rlhf.errors import UserError
 from rlhf.files import sha256, write_json
 from rlhf.packages import install_command, package_version, require
@@ -45,8 +45,7 @@ def read_source(recipe: Recipe, folder: Path) -> formats.ParsedRows:
             data.validation_fraction or 0.0,
         )
     world = WORLDS[data.source]
-    makers = (toy, toy_texts) if data.source == "toy" else (world,)
-    return _generated(folder, data.source, options, makers, lambda target: world.write(target, **options))
+    return _generated(folder, data.source, options, world, lambda target: world.write(target, **options))
 
 
 def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool = True) -> formats.ParsedRows:
@@ -62,7 +61,7 @@ def read_tasks(settings: ReasoningGym, seed: int, folder: Path, complete: bool =
             f"questions: pip install reasoning-gym=={settings.version}"
         )
     options = {"seed": seed, **settings.model_dump()}
-    rows = _generated(folder, settings.task, options, (gym,), lambda target: _made_apart(target, options))
+    rows = _generated(folder, settings.task, options, gym, lambda target: _made_apart(target, options))
     if complete and len(rows.rows) < settings.size:
         raise UserError(
             f"data.reasoning_gym: {settings.task} gives {len(rows.rows):,} different questions, and size is "
@@ -90,16 +89,18 @@ def _generated(
     folder: Path,
     kind: str,
     options: Mapping[str, object],
-    makers: tuple[ModuleType, ...],
+    world: ModuleType,
     write: Callable[[Path], list[Path]],
 ) -> formats.ParsedRows:
     """Read the files that `write` makes in a folder. Nothing is to be said of them.
 
-    They are made once for the same options and code, `makers`; made.json names them in their order, with their hashes.
-    Processes that need them at once wait for the first. Without made.json they may be cut off and are made again.
-    Raises UserError for a file that has changed since, and for a made.json that cannot be read.
+    They are made once for the same options and code, the files that begin with the name of the `world`; made.json names
+    them in their order, with their hashes. Processes that need them at once wait for the first. Without made.json they
+    may be cut off and are made again. Raises UserError for a file that has changed since, and for a made.json that
+    cannot be read.
     """
-    code = [sha256(Path(str(maker.__file__))) for maker in makers]
+    module = Path(str(world.__file__))
+    code = [sha256(file) for file in sorted(module.parent.glob(f"{module.stem}*"))]
     target = folder / f"{kind}-{content_hash([options, *code])[:12]}"
     target.mkdir(parents=True, exist_ok=True)
     record = target / "made.json"
