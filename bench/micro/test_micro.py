@@ -14,6 +14,7 @@ from torch import Tensor
 from rlhf.data import formats
 from rlhf.data.batch import Rollout, collate
 from rlhf.data.formats import AS_THEY_ARE
+from rlhf.data.rows import PreferencePair, of_kind
 from rlhf.data.tokenize import DialogueTokenizer, words
 from rlhf.data.worlds import lengths
 from rlhf.models.lean.packed import Packed, pieces_of
@@ -21,6 +22,7 @@ from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout.decoding import draw_tokens
 
 ROWS, LENGTH = 64, 128  # a batch of responses
+SKIPPING = AS_THEY_ARE.model_copy(update={"on_bad_row": "skip"})
 VOCABULARIES = [32_000, 151_936, 262_144]  # of Llama 2, Qwen3 and Gemma 3
 
 
@@ -59,8 +61,8 @@ def rows(tmp_path: Path) -> Path:
 
 
 def test_read_preference_rows(benchmark: BenchmarkFixture, rows: Path) -> None:
-    rows_read = benchmark(formats.read, [rows], on_bad_row="skip")
-    assert len(rows_read.pairs) > 950  # a few have the same short answer twice
+    rows_read = benchmark(formats.read, [rows], SKIPPING)
+    assert len(rows_read.rows) > 950  # a few have the same short answer twice
 
 
 def test_read_hh_transcripts(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
@@ -68,11 +70,11 @@ def test_read_hh_transcripts(benchmark: BenchmarkFixture, tmp_path: Path) -> Non
     file = tmp_path / "hh.jsonl"
     texts = [{"chosen": turn.format(i) + f" {i}", "rejected": turn.format(i) + f" {-i - 1}"} for i in range(1000)]
     file.write_text("".join(json.dumps(row) + "\n" for row in texts))
-    assert len(benchmark(formats.read, [file]).pairs) == 1000
+    assert len(benchmark(formats.read, [file]).rows) == 1000
 
 
 def test_encode_dialogues(benchmark: BenchmarkFixture, rows: Path) -> None:
-    pairs = formats.read([rows], AS_THEY_ARE.model_copy(update={"on_bad_row": "skip"})).pairs
+    pairs = of_kind(formats.read([rows], SKIPPING).rows, PreferencePair)
     tokenizer = DialogueTokenizer(words(20_000), "hh")
     encoded, _ = benchmark(tokenizer.encode, [(p.prompt, p.chosen) for p in pairs], 384, 512)
     assert all(row and row.response[-1] == tokenizer.eos_id for row in encoded if row and len(row.response) < 100)

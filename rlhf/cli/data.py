@@ -61,10 +61,10 @@ def check_data(choice: Choice, files: tuple[str, ...], heldout: tuple[str, ...])
         if recipe and tokenizer:
             findings += check.cut(rows, tokenizer, _lengths(recipe, rows.rows[0])) if rows.rows else []
             refused = [(row.source, reason) for row, reason in refusals(tokenizer, rows.rows)]
-    screen.OUT.print(f"{check.in_words(rows)}; {rows.report.summary()}")
-    for line in [*rows.report.notes, *map(str, findings)]:
+    screen.OUT.print(f"{check.in_words(rows)}; {rows.summary()}")
+    for line in [*rows.notes, *map(str, findings)]:
         screen.OUT.print(line)
-    if malformed := [*rows.report.malformed, *(others.report.malformed if others else ()), *refused]:
+    if malformed := [*rows.malformed, *(others.malformed if others else ()), *refused]:
         first = "; ".join(f"{source}: {problem}" for source, problem in malformed[:NAMED])
         raise UserError(f"{counted(len(malformed), 'malformed row')}, as {first}; a run stops at the first")
     sys.exit(3 if any(finding.fault for finding in findings) else 0)
@@ -86,9 +86,9 @@ def show_data(choice: Choice, files: tuple[str, ...], count: int, drawn: bool) -
     shown = random.sample(rows.rows, min(count, len(rows.rows))) if drawn else rows.rows[:count]
     for row in shown:
         screen.OUT.print(show.row(row, tokenizer, *([_lengths(recipe, row)] if recipe else [])))
-    for line in [check.in_words(rows), *rows.report.notes, *check.remarks(rows.rows)]:
+    for line in [check.in_words(rows), *rows.notes, *check.remarks(rows.rows)]:
         screen.OUT.print(line, style="dim")
-    for source, problem in rows.report.malformed[:NAMED]:
+    for source, problem in rows.malformed[:NAMED]:
         screen.OUT.print(f"malformed: {source}: {problem}")
     if tokenizer is None:
         missing = "its tokenizer is not on this machine" if recipe else "--recipe DIR shows the template's own text"

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from rlhf.data.chat_template import MARK_SHAPE
 from rlhf.data.formats import ParsedRows
 from rlhf.data.normal import normal_answer, normal_prompt, normalise
-from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly, Row, responses, texts
-from rlhf.data.split import divide, row_key
+from rlhf.data.rows import KINDS, Document, Example, PreferencePair, PromptOnly, Row, of_kind, responses, texts
+from rlhf.data.split import divide
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.terminal import counted
 
@@ -74,14 +74,14 @@ def check(rows: ParsedRows, heldout: ParsedRows | None = None) -> list[Finding]:
     Leaks are looked for between `rows` and `heldout`, or between `rows` and the tenth of them that seed 0 holds out.
     """
     if heldout is None:
-        train, test = divide(rows.rows, row_key, seed=0, fraction=0.1)
+        train, test = divide(rows.rows, seed=0, fraction=0.1)
     else:
         train, test = [*rows.rows], [*heldout.rows]
     return [
         *at_reading(rows.rows),
         *_repeated(rows.rows),
         *_contradictions(rows.rows),
-        *_longer(rows.pairs),
+        *_longer(of_kind(rows.rows, PreferencePair)),
         *_leaks(train, test),
     ]
 
@@ -173,5 +173,6 @@ def cut(rows: ParsedRows, tokenizer: DialogueTokenizer, lengths: tuple[int, int]
 
 def in_words(rows: ParsedRows) -> str:
     """Return how many rows of which kind there are."""
-    kinds = {"text": rows.documents, "demonstration": rows.examples, "pair": rows.pairs, "prompt": rows.bare_prompts}
-    return ", ".join(counted(len(found), kind) for kind, found in kinds.items() if found) or "no rows"
+    found = Counter(type(row) for row in rows.rows)
+    names = zip(KINDS, ("text", "demonstration", "pair", "prompt"), strict=True)
+    return ", ".join(counted(found[kind], name) for kind, name in names if found[kind]) or "no rows"

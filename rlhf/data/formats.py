@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rlhf.data import adapters, hub, raw
 from rlhf.data.parsing import COLUMNS, LABELS, READ, beside, parse_row
 from rlhf.data.raw import Malformed
-from rlhf.data.rows import KINDS, LEFT_OUT, Document, Example, LeftOut, PreferencePair, PromptOnly, Row, of_kind
+from rlhf.data.rows import KINDS, LEFT_OUT, LeftOut, Row
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, sha256
 from rlhf.recipe.choices import OnBadRow, RowType
@@ -48,16 +48,17 @@ def settings_of(files: Sequence[str | Path], changes: Changes, on_bad_row: OnBad
 
 
 @dataclass(frozen=True, slots=True)
-class ReadReport:
-    """Files that were read, with the type or set of their rows, and the rows that were not kept.
+class ParsedRows:
+    """Rows, one kind after another and each kind in the order of the files, and what is to be said of reading them.
 
-    A file is also one split of a hub set, whose hash is of its rows as JSON lines, and a user's function, which has no
-    rows. Each row that was left out has its reason, its source and what is wrong. `notes` say what the rows were taken
-    for, and which columns no type reads.
+    `files` have the type or set of their rows. A file is also one split of a hub set, whose hash is of its rows as JSON
+    lines, and a user's function, which has no rows. Each row that was left out has its reason, its source and what is
+    wrong. `notes` say what the rows were taken for, and which columns no type reads.
     """
 
-    files: tuple[DataFile, ...]
-    left_out: tuple[tuple[LeftOut, str, str], ...]
+    rows: tuple[Row, ...]
+    files: tuple[DataFile, ...] = ()
+    left_out: tuple[tuple[LeftOut, str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -80,36 +81,6 @@ class ReadReport:
         return f"{counted(rows, 'row')} of {files}, {left}"
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedRows:
-    """Rows, one kind after another and each kind in the order of the files, with the report of reading them."""
-
-    rows: tuple[Row, ...]
-    report: ReadReport
-
-    @property
-    def documents(self) -> tuple[Document, ...]:
-        return tuple(of_kind(self.rows, Document))
-
-    @property
-    def examples(self) -> tuple[Example, ...]:
-        return tuple(of_kind(self.rows, Example))
-
-    @property
-    def pairs(self) -> tuple[PreferencePair, ...]:
-        return tuple(of_kind(self.rows, PreferencePair))
-
-    @property
-    def bare_prompts(self) -> tuple[PromptOnly, ...]:
-        """Return the prompts without a response."""
-        return tuple(of_kind(self.rows, PromptOnly))
-
-    def without(self, rows: Iterable[Row]) -> "ParsedRows":
-        """Return all but these very rows, whatever they equal, with the same report."""
-        left_out = {id(row) for row in rows}
-        return replace(self, rows=tuple(row for row in self.rows if id(row) not in left_out))
-
-
 RawRows = Iterable[tuple[str, object]]  # source and row
 RawFile = tuple[str, Callable[[], RawRows], Callable[[], str]]  # name, rows, and the hash after the last of them
 
@@ -128,7 +99,7 @@ def parse(files: Iterable[RawFile], settings: Data = AS_THEY_ARE) -> ParsedRows:
     """Parse raw rows; all rows of a file have one type, which its first row shows. Raises UserError as `read` does."""
     kept: list[Row] = []
     left_out: list[tuple[LeftOut, str, str]] = []
-    reports, notes = [], []
+    found, notes = [], []
     own = adapters.own(settings.format) if ":" in settings.format else None
     for name, rows, hash_of_file in files:
         file, count, bad = _File(settings, own and own[0]), 0, list[tuple[LeftOut, str, str]]()
@@ -151,13 +122,13 @@ def parse(files: Iterable[RawFile], settings: Data = AS_THEY_ARE) -> ParsedRows:
                 first = f"{len(bad):,} of {counted(count, 'row')} are malformed, as {': '.join(bad[0][1:])}"
             raise UserError(f"{name}: {first}; name another file, or the rows' columns or set (docs/data.md)")
         left_out += bad
-        reports.append(DataFile(name=name, sha256=hash_of_file(), rows=count, kind=file.format))
+        found.append(DataFile(name=name, sha256=hash_of_file(), rows=count, kind=file.format))
         notes += [f"{name}: {note}" for note in file.notes()]
     if own is not None:
-        reports.append(DataFile(name=str(own[1]), sha256=sha256(own[1]), rows=0, kind=settings.format))
+        found.append(DataFile(name=str(own[1]), sha256=sha256(own[1]), rows=0, kind=settings.format))
     kept.sort(key=lambda row: KINDS.index(type(row)))
     left_out.sort(key=lambda row: [*LEFT_OUT].index(row[0]))
-    return ParsedRows(tuple(kept), ReadReport(tuple(reports), tuple(left_out), tuple(notes)))
+    return ParsedRows(tuple(kept), tuple(found), tuple(left_out), tuple(notes))
 
 
 class _File:

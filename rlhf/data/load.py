@@ -1,22 +1,20 @@
 """Reads, checks and divides a recipe's data, which every stage trains and is evaluated on."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.data.check import remarks
 from rlhf.data.corpus import Corpus, Split
-from rlhf.data.formats import ParsedRows, ReadReport
+from rlhf.data.formats import ParsedRows
 from rlhf.data.rows import KINDS, Row, of_kind
 from rlhf.data.source import read_source
-from rlhf.data.split import divide, row_key, shuffled
+from rlhf.data.split import divide, shuffled
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.trainable import trainable
 from rlhf.errors import UserError
 from rlhf.recipe import Recipe, StageName
 from rlhf.recipe.pinned import content_hash
-from rlhf.recipe.schema_data import Data
 from rlhf.run.records import DataRead
 from rlhf.terminal import counted
 
@@ -36,20 +34,15 @@ def read_corpus(recipe: Recipe, root: Path, tokenizer: DialogueTokenizer | None 
     data.
     """
     rows = read_source(recipe, root / "data")
-    refused: list[str] = []
     if tokenizer is not None:
-        rows, refused = trainable(rows, tokenizer, recipe.data.on_bad_row)
+        rows = trainable(rows, tokenizer, recipe.data.on_bad_row)
     corpus = divide_rows(rows, recipe)
-    notes = [*rows.report.notes, *remarks(rows.rows)]
-    facts = _fingerprint(rows.report, corpus, root).model_copy(update={"notes": [*notes]} if notes else {})
+    facts = _fingerprint(rows, corpus, root)
+    notes = [*facts.notes]
     if second := len(corpus.rows.second):
         notes.append(f"{counted(second, 'row')} for the second reward model alone (data.second_rm_fraction)")
     if facts.left_out:
-        notes.append(f"{rows.report.summary()}: {_first(facts.left_out)}")
-    if refused:
-        listed = [*facts.left_out, *refused]
-        facts = facts.model_copy(update={"template": len(refused), "left_out": listed})
-        notes.append(f"{counted(len(refused), 'row')} left out that cannot be trained as written: {_first(refused)}")
+        notes.append(f"{rows.summary()}: {', '.join(facts.left_out[:3])} … (all in manifest.json)")
     return ReadCorpus(corpus, facts, notes)
 
 
@@ -69,17 +62,20 @@ def check_rows(recipe: Recipe, stages: Sequence[StageName]) -> None:
 
 
 def divide_rows(rows: ParsedRows, recipe: Recipe) -> Corpus:
-    """Return training and held-out rows, each kind in an order of its own."""
-    seed, data = recipe.seed, recipe.data
-    train, heldout = divide(rows.rows, row_key, seed=seed, fraction=data.heldout_fraction)
-    train, second = _without_second(train, seed, data)
-    parts = _with_validation(_shuffled_kinds(train, seed), _shuffled_kinds(heldout, seed), seed, data)
-    return Corpus(replace(parts, second=_shuffled_kinds(second, seed)))
+    """Return training and held-out rows, each kind in an order of its own.
 
-
-def _first(places: Sequence[str]) -> str:
-    """Return the first rows that were left out, and where the others are named."""
-    return f"{', '.join(places[:3])} … (all in manifest.json)"
+    The second reward model's rows are the training rows whose keys come next after the held-out ones. Rows for
+    validation are set apart from the test rows where the recipe asks for it.
+    """
+    seed, data, second = recipe.seed, recipe.data, list[Row]()
+    train, heldout = divide(rows.rows, seed=seed, fraction=data.heldout_fraction)
+    if data.second_rm_fraction is not None:
+        of_second = data.heldout_fraction + (1 - data.heldout_fraction) * data.second_rm_fraction
+        train, second = divide(train, seed=seed, fraction=of_second)
+    test, validation = _shuffled_kinds(heldout, seed), None
+    if data.validation_fraction is not None:
+        test, validation = divide(test, seed=seed, fraction=data.validation_fraction)
+    return Corpus(Split(_shuffled_kinds(train, seed), test, validation, _shuffled_kinds(second, seed)))
 
 
 def _shuffled_kinds(rows: Sequence[Row], seed: int) -> list[Row]:
@@ -87,24 +83,8 @@ def _shuffled_kinds(rows: Sequence[Row], seed: int) -> list[Row]:
     return [row for kind in KINDS for row in shuffled(of_kind(rows, kind), seed)]
 
 
-def _with_validation(train: list[Row], heldout: list[Row], seed: int, data: Data) -> Split[Row]:
-    """Set the validation rows apart from the test rows, where the recipe asks for it."""
-    if data.validation_fraction is None:
-        return Split(train, heldout)
-    test, validation = divide(heldout, row_key, seed=seed, fraction=data.validation_fraction)
-    return Split(train, test, validation)
-
-
-def _without_second(train: list[Row], seed: int, data: Data) -> tuple[list[Row], list[Row]]:
-    """Divide training rows into those of all other stages, and those of the second reward model alone."""
-    if data.second_rm_fraction is None:
-        return train, []
-    heldout = data.heldout_fraction  # the keys below it are gone already
-    return divide(train, row_key, seed=seed, fraction=heldout + (1 - heldout) * data.second_rm_fraction)
-
-
-def _fingerprint(report: ReadReport, corpus: Corpus, root: Path) -> DataRead:
-    """Return the facts of the data for manifest.json: files, counts, rows left out.
+def _fingerprint(rows: ParsedRows, corpus: Corpus, root: Path) -> DataRead:
+    """Return the facts of the data for manifest.json: files, counts, rows left out, notes.
 
     Files in `root` are named relative to it, because it may move.
     """
@@ -114,12 +94,13 @@ def _fingerprint(report: ReadReport, corpus: Corpus, root: Path) -> DataRead:
         return str(path.relative_to(root)) if path.is_relative_to(root) else file
 
     facts = DataRead(
-        sha256=content_hash([file.sha256 for file in report.files]),
-        files=[file.model_copy(update={"name": name(file.name)}) for file in report.files],
+        sha256=content_hash([file.sha256 for file in rows.files]),
+        files=[file.model_copy(update={"name": name(file.name)}) for file in rows.files],
         documents=len(corpus.documents),
         examples=len(corpus.examples),
         pairs=len(corpus.pairs),
         prompts=len(corpus.bare_prompts),
-        left_out=[f"{source}: {problem}" for _, source, problem in report.left_out],
+        left_out=[f"{source}: {problem}" for _, source, problem in rows.left_out],
+        notes=[*rows.notes, *remarks(rows.rows)],
     )
-    return facts.model_copy(update=report.counts())
+    return facts.model_copy(update=rows.counts())

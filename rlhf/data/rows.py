@@ -98,11 +98,12 @@ def texts(row: Row) -> tuple[str, ...]:
     return (row.text,) if isinstance(row, Document) else (*(said.content for said in row.prompt), *responses(row))
 
 
-LeftOut = Literal["malformed", "prompts_differ", "identical", "empty", "not_made"]
+LeftOut = Literal["malformed", "prompts_differ", "identical", "empty", "not_made", "template"]
 LEFT_OUT: dict[LeftOut, str] = {  # reasons why rows are left out, in words
     "malformed": "malformed",
     "prompts_differ": "prompts differ",
     "identical": "identical answers",
     "empty": "empty answer",
     "not_made": "no row made of it, such as a tie",
+    "template": "cannot be trained as written",
 }

@@ -112,6 +112,6 @@ def _generated(
             made = read(record, Generated)
             assert made
     rows = formats.read([target / name for name in made.sha256])
-    if changed := [file for file in rows.report.files if file.sha256 != made.sha256[Path(file.name).name]]:
+    if changed := [file for file in rows.files if file.sha256 != made.sha256[Path(file.name).name]]:
         raise UserError(f"{changed[0].name} has changed since it was made here; delete {target} to make it again")
-    return replace(rows, report=replace(rows.report, notes=()))
+    return replace(rows, notes=())

@@ -7,11 +7,11 @@ conversation at different depths, share a key and therefore a side.
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar
 
 from rlhf.data.normal import normalise, says_something
-from rlhf.data.rows import Document, Message, Row
+from rlhf.data.rows import Document, Message, Row, RowT
 from rlhf.data.transcripts import parse_hh
 
 T = TypeVar("T")
@@ -67,13 +67,11 @@ def row_key(row: Row) -> str:
     return document_key(row) if isinstance(row, Document) else conversation_key(row.prompt)
 
 
-def divide(rows: Iterable[T], key: Callable[[T], str], *, seed: int, fraction: float) -> tuple[list[T], list[T]]:
+def divide(rows: Iterable[RowT], *, seed: int, fraction: float) -> tuple[list[RowT], list[RowT]]:
     """Return train and held-out rows, each in the order given. No key is on both sides."""
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"the held-out fraction is a number from 0 to 1, not {fraction}")
-    sides: tuple[list[T], list[T]] = ([], [])
+    sides: tuple[list[RowT], list[RowT]] = ([], [])
     for row in rows:
-        sides[is_heldout(key(row), seed, fraction)].append(row)
+        sides[is_heldout(row_key(row), seed, fraction)].append(row)
     return sides
 
 

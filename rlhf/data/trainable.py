@@ -1,9 +1,10 @@
 """Which rows the tokenizer's template can write as they are, so that what is trained is what the row says."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlhf.data.formats import ParsedRows
-from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row
+from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, PromptOnly, Row
 from rlhf.data.tokenize import THINK, DialogueTokenizer
 from rlhf.data.transcripts import unix
 from rlhf.errors import UserError
@@ -49,20 +50,21 @@ def refusals(tokenizer: DialogueTokenizer, rows: Sequence[Row]) -> list[tuple[Ro
     return [(row, reason) for row, reason in reasons if reason is not None]
 
 
-def trainable(rows: ParsedRows, tokenizer: DialogueTokenizer, on_bad_row: OnBadRow) -> tuple[ParsedRows, list[str]]:
-    """Return the rows that can be trained on as written, and the place of each other row with the reason.
+def trainable(rows: ParsedRows, tokenizer: DialogueTokenizer, on_bad_row: OnBadRow) -> ParsedRows:
+    """Return the rows that can be trained on as written; the others are left out.
 
-    Raises UserError for the first other row unless `on_bad_row` is skip.
+    Raises UserError for the first of the others unless `on_bad_row` is skip.
     """
     refused = refusals(tokenizer, rows.rows)
-    if not refused:
-        return rows, []
-    places = [f"{row.source}: {reason}" for row, reason in refused]
-    if on_bad_row == "stop":
-        others = f", and {counted(len(places) - 1, 'other row')} like it" if places[1:] else ""
+    if refused and on_bad_row == "stop":
+        row, reason = refused[0]
+        others = f", and {counted(len(refused) - 1, 'other row')} like it" if refused[1:] else ""
         way_out = "repair it, or leave such rows out: --set data.on_bad_row=skip"
-        raise UserError(f"{places[0]}; it cannot be trained as written{others} ({way_out})")
-    return rows.without(row for row, _ in refused), places
+        raise UserError(f"{row.source}: {reason}; it cannot be trained as written{others} ({way_out})")
+    left_out: list[tuple[LeftOut, str, str]] = [("template", row.source, reason) for row, reason in refused]
+    ids = {id(row) for row, _ in refused}  # these very rows, whatever they equal
+    kept = tuple(row for row in rows.rows if id(row) not in ids)
+    return replace(rows, rows=kept, left_out=(*rows.left_out, *left_out))
 
 
 def _why_not_row(tokenizer: DialogueTokenizer, row: Row) -> str | None:

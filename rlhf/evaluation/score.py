@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rlhf import stats
 from rlhf.data import formats
 from rlhf.data.parsing import Prompt
+from rlhf.data.rows import Example, PreferencePair, of_kind
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, json_lines, write_output
 from rlhf.process import cuda
@@ -31,10 +32,13 @@ class Item(NamedTuple):
 def read(files: Sequence[str | Path]) -> list[Item]:
     """Return the items of data files: pairs, and demonstrations. Raises UserError for files without answers."""
     data = formats.read(files)
-    for note in data.report.notes:
+    for note in data.notes:
         say(note)
-    pairs = [Item(row.source, row.prompt, {"chosen": row.chosen, "rejected": row.rejected}) for row in data.pairs]
-    items = [*pairs, *(Item(row.source, row.prompt, {"response": row.response}) for row in data.examples)]
+    items = [
+        Item(row.source, row.prompt, {"chosen": row.chosen, "rejected": row.rejected})
+        for row in of_kind(data.rows, PreferencePair)
+    ]
+    items += [Item(row.source, row.prompt, {"response": row.response}) for row in of_kind(data.rows, Example)]
     if not items:
         raise UserError(f"{', '.join(map(str, files))}: no answers; score needs pairs, or prompts with a completion")
     return items

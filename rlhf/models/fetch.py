@@ -114,7 +114,7 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
         raise UserError(f"{checked.verified_path}/{damaged} is not what the hub has: delete it and fetch again")
     rows = None
     if kind == "dataset":  # also caches the rows for use without network, and finds unreadable ones now
-        rows = sum(file.rows or 0 for file in read_hub(recipe.data).report.files)
+        rows = sum(file.rows or 0 for file in read_hub(recipe.data).files)
     size = sum(file.file_size or 0 for file in planned)
     licence = hub.licence(info.card_data) + (", gated" if getattr(info, "gated", False) else "")
     return Download(kind, name, revision, len(planned), size, licence, rows, folder)

@@ -61,7 +61,7 @@ def read_rows(recipe: Recipe, stages: Iterable[StageName]) -> OwnRows | None:
     rows = read_source(recipe, Path())
     tokenizer = tokenizer_at_hand(recipe)
     if tokenizer is not None:
-        rows, _ = trainable(rows, tokenizer, recipe.data.on_bad_row)
+        rows = trainable(rows, tokenizer, recipe.data.on_bad_row)
     corpus = divide_rows(rows, recipe)
     training = [stage for stage in TRAINING_STAGES if stage in set(stages)]
     lacking: dict[TrainingName, str] = {}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rlhf import recipe
 from rlhf.data import formats
 from rlhf.data.formats import AS_THEY_ARE
+from rlhf.data.rows import PreferencePair, of_kind
 from rlhf.errors import UserError
 from rlhf.recipe import parse_overrides
 from tests.helpers import RECIPE
@@ -64,11 +65,10 @@ def test_rows_of_any_json(file, content: list[Any], skip: bool):
     path = file("rows.jsonl", "".join(json.dumps(row) + "\n" for row in content).encode())
     with refused_in_one_line("rows.jsonl"):
         found = formats.read([path], AS_THEY_ARE.model_copy(update={"on_bad_row": "skip" if skip else "stop"}))
-        report = found.report
-        kept = sum(map(len, (found.documents, found.examples, found.pairs, found.bare_prompts)))
-        assert sum(file.rows or 0 for file in report.files) == len(content) == kept + sum(report.counts().values())
-        assert skip or not report.malformed
-        for pair in found.pairs:
+        left_out = sum(found.counts().values())
+        assert sum(file.rows or 0 for file in found.files) == len(content) == len(found.rows) + left_out
+        assert skip or not found.malformed
+        for pair in of_kind(found.rows, PreferencePair):
             assert pair.chosen.strip() and pair.rejected.strip() and pair.chosen != pair.rejected
             pair.chosen.encode()
 

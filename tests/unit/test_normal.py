@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlhf.data import check
 from rlhf.data.corpus import Corpus, Split
-from rlhf.data.formats import ParsedRows, ReadReport
+from rlhf.data.formats import ParsedRows
 from rlhf.data.normal import normal_answer, normalise
 from rlhf.data.parsing import parse_row
 from rlhf.data.rows import Message, PreferencePair, PromptOnly, Row
@@ -57,7 +57,7 @@ def test_spellings_of_one_text_are_one_text(one, other):
 
 def found(rows: list[Row], heldout: Sequence[Row] = ()) -> dict[str, int]:
     """What `rlhf data check` finds, but for lengths."""
-    read, held = (ParsedRows(tuple(rows), ReadReport((), ())) for rows in (rows, heldout))
+    read, held = (ParsedRows(tuple(rows)) for rows in (rows, heldout))
     return {finding.name: finding.rows for finding in check.check(read, held) if finding.name != "chosen longer"}
 
 

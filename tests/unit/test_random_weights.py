@@ -13,7 +13,7 @@ from rlhf import recipe
 from rlhf.cli.choice import Choice
 from rlhf.data import formats, tokenize
 from rlhf.data.pairs import encode_pairs
-from rlhf.data.rows import PreferencePair
+from rlhf.data.rows import PreferencePair, of_kind
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import lengths
 from rlhf.errors import UserError
@@ -177,13 +177,13 @@ def test_a_checkpoint_of_another_shape_is_refused_by_the_key(checkpoint, tmp_pat
 # -- dialogues ---------------------------------------------------------------------------------------------------------
 
 
-def written(folder: Path, **options) -> tuple[PreferencePair, ...]:
+def written(folder: Path, **options) -> list[PreferencePair]:
     file = folder / "pairs.jsonl"
     changes: dict[str, Any] = {"pairs": 40, "shape": "hh", "longest": 64, "seed": 0} | options
     lengths.write(folder, **changes)
     rows = formats.read([file])
     assert [json.loads(line)["prompt"] for line in file.read_text().splitlines()]
-    return rows.pairs
+    return of_kind(rows.rows, PreferencePair)
 
 
 @pytest.mark.parametrize("vocab", [300, 32_000])

@@ -13,7 +13,7 @@ import pytest
 
 from rlhf.data import formats
 from rlhf.data.formats import ParsedRows, settings_of
-from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, of_kind
 from rlhf.errors import UserError
 from rlhf.recipe import parse_overrides
 from tests.helpers import one_line_of
@@ -32,6 +32,10 @@ def read(folder: Path, rows: Rows | str | bytes, *changes: str, name: str = "row
     text = rows if isinstance(rows, str | bytes) else "".join(json.dumps(row) + "\n" for row in rows)
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     return formats.read([file], settings_of([file], parse_overrides(changes)))
+
+
+def pairs(found: ParsedRows) -> list[PreferencePair]:
+    return of_kind(found.rows, PreferencePair)
 
 
 def refusal(folder: Path, rows: Rows | str | bytes, *changes: str, name: str = "rows.jsonl") -> str:
@@ -124,10 +128,10 @@ def test_rows_are_told_by_their_columns_and_mean_what_their_type_says(tmp_path, 
         (made,) = found.rows
         assert made == replace(expected, source=made.source)
         assert getattr(made, "columns", {"annotator": "anna"}) == {"annotator": "anna"}
-        assert found.report.files[0].kind == kind
-        assert any(f"rows of {kind}" in note for note in found.report.notes)
+        assert found.files[0].kind == kind
+        assert any(f"rows of {kind}" in note for note in found.notes)
     named = read(tmp_path, [row], f"data.format={kind}")
-    assert len(named.rows) == 1 and not any(f"rows of {kind}" in note for note in named.report.notes)
+    assert len(named.rows) == 1 and not any(f"rows of {kind}" in note for note in named.notes)
 
 
 PAIRS = [{"prompt": f"Q{n}?", "chosen": "Yes, it is.", "rejected": "No."} for n in range(3)]
@@ -229,7 +233,7 @@ def test_files_as_people_have_them_are_read_at_the_first_attempt(tmp_path, rows,
     found = read(tmp_path, rows, name="rows.csv" if isinstance(rows, str) else "rows.jsonl")
     assert found.rows and all(isinstance(row, type_) for row in found.rows)
     assert all(list(row.columns) == beside for row in found.rows if not isinstance(row, Document))
-    notes = " ".join(found.report.notes)
+    notes = " ".join(found.notes)
     assert all(name in notes for name in beside)
 
 
@@ -260,7 +264,7 @@ def test_what_was_refused_is_read_once_it_is_declared(tmp_path):
     assert len(read(tmp_path, weighted, "data.ignore=[weight,id,tools]").rows) == 1
     odd = [{"ask": "What is 2 + 2?", "good": "4", "bad": "5", "prompt": "unused"}]
     changes = "data.columns.prompt=ask", "data.columns.chosen=good", "data.columns.rejected=bad"
-    assert read(tmp_path, odd, *changes).pairs[0].prompt == ASKED
+    assert pairs(read(tmp_path, odd, *changes))[0].prompt == ASKED
     assert "'ask'" in refusal(tmp_path, [{"good": "4"}], *changes)
 
 
@@ -327,8 +331,8 @@ def test_every_answer_of_a_conversation_is_imitated_unless_the_last_alone_is_wan
 )
 def test_rows_that_can_teach_nothing_are_left_out_and_counted(tmp_path, row, reason):
     found = read(tmp_path, [row])
-    assert not found.rows and found.report.counts()[reason] == 1
-    assert [source for _, source, _ in found.report.left_out] == [str(tmp_path / "rows.jsonl:1")]
+    assert not found.rows and found.counts()[reason] == 1
+    assert [source for _, source, _ in found.left_out] == [str(tmp_path / "rows.jsonl:1")]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +363,7 @@ def test_whatever_cannot_be_used_is_one_line_that_names_it(tmp_path, rows, named
 def test_bad_rows_may_be_skipped_and_are_listed(tmp_path):
     rows = [{"prompt": "Q?", "completion": "a"}] * 3 + [{"prompt": "Q?"}]
     found = read(tmp_path, rows, "data.on_bad_row=skip")
-    ((source, problem),) = found.report.malformed
+    ((source, problem),) = found.malformed
     assert len(found.rows) == 3 and source.endswith(":4") and "'completion'" in problem
     assert "malformed" in refusal(tmp_path, [*rows[-1:], {}, {}], "data.on_bad_row=skip")
 
@@ -371,14 +375,14 @@ def test_tables_keep_texts_and_lines(tmp_path):
     found = read(tmp_path, table.getvalue(), "data.on_bad_row=skip", name="rows.tsv")
     assert [row.right_answer for row in found.rows if isinstance(row, PromptOnly)] == ["007", None]
     assert [row.source.rpartition(":")[2] for row in found.rows] == ["2", "4"]
-    assert found.report.malformed[0][0].endswith(":5")
+    assert found.malformed[0][0].endswith(":5")
     assert ":1" in refusal(tmp_path, "a,a\n1,2\n", name="rows.csv")
 
 
 def test_every_container_gives_the_same_rows(tmp_path):
     import datasets
 
-    expected = [(row.chosen, row.rejected) for row in read(tmp_path, PAIRS).pairs]
+    expected = [(row.chosen, row.rejected) for row in pairs(read(tmp_path, PAIRS))]
     table = datasets.Dataset.from_list(PAIRS)
     table.to_parquet(tmp_path / "rows.parquet")
     table.save_to_disk(str(tmp_path / "saved"))
@@ -387,7 +391,7 @@ def test_every_container_gives_the_same_rows(tmp_path):
         gzip.compress("".join(map(json.dumps, PAIRS)).replace("}{", "}\n{").encode())
     )
     for name in ("rows.parquet", "saved", "rows.json", "rows.jsonl.gz"):
-        assert [(row.chosen, row.rejected) for row in formats.read([tmp_path / name]).pairs] == expected, name
+        assert [(row.chosen, row.rejected) for row in pairs(formats.read([tmp_path / name]))] == expected, name
     (tmp_path / "bad.parquet").write_text("no table")
     with pytest.raises(UserError, match=r"bad\.parquet"):
         formats.read([tmp_path / "bad.parquet"])
@@ -395,11 +399,11 @@ def test_every_container_gives_the_same_rows(tmp_path):
 
 def test_turns_of_one_speaker_in_a_row_are_one_turn_of_a_transcript(tmp_path):
     chosen = TRANSCRIPT + "Well.\n\nAssistant: 4\n\nHuman: Thanks!\n\nAssistant: Bye.\n\nAssistant: Bye!"
-    (pair,) = read(tmp_path, [{"chosen": chosen, "rejected": chosen.replace("Bye!", "No.")}]).pairs
+    (pair,) = pairs(read(tmp_path, [{"chosen": chosen, "rejected": chosen.replace("Bye!", "No.")}]))
     assert [message.content for message in pair.prompt] == ["What is 2 + 2?", "Well.\n\n4", "Thanks!"]
     assert (pair.chosen, pair.rejected) == ("Bye.\n\nBye!", "Bye.\n\nNo.")
     copy = {"prompt": TRANSCRIPT, "chosen": " 4", "rejected": " 5"}
-    assert read(tmp_path, [copy], "data.format=hh").pairs[0].prompt == ASKED
+    assert pairs(read(tmp_path, [copy], "data.format=hh"))[0].prompt == ASKED
 
 
 def test_a_function_of_ones_own_reads_any_rows_and_its_file_counts(tmp_path, monkeypatch):
@@ -407,8 +411,8 @@ def test_a_function_of_ones_own_reads_any_rows_and_its_file_counts(tmp_path, mon
     source = tmp_path / "my_rows_of_a_test.py"
     source.write_text("def to_rows(row):\n    return [{'prompt': row['q'], 'completion': a} for a in row['a']]\n")
     found = read(tmp_path, [{"q": "What is 2 + 2?", "a": ["4", "four"]}], "data.format=my_rows_of_a_test:to_rows")
-    assert [row.response for row in found.examples] == ["4", "four"]
-    assert [(Path(file.name).name, file.rows) for file in found.report.files] == [("rows.jsonl", 1), (source.name, 0)]
+    assert [row.response for row in of_kind(found.rows, Example)] == ["4", "four"]
+    assert [(Path(file.name).name, file.rows) for file in found.files] == [("rows.jsonl", 1), (source.name, 0)]
     assert "KeyError" in refusal(tmp_path, [{"question": 1}], "data.format=my_rows_of_a_test:to_rows")
     assert "my_rows_of_a_test:other" in refusal(tmp_path, [{}], "data.format=my_rows_of_a_test:other")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.data.formats import ParsedRows, ReadReport
+from rlhf.data.formats import ParsedRows
 from rlhf.data.load import divide_rows
 from rlhf.data.rows import Message, PromptOnly
 from rlhf.recipe.stages import SEED_OFFSETS, derived_seed
@@ -27,7 +27,7 @@ def prompts_of(seed: int) -> Any:
     """Prompts of a stage with a seed, as `divide_rows` shuffles them."""
     rows = [PromptOnly((Message("user", f"Question {n}?"),), f"row {n}") for n in range(60)]
     recipe = small(data__validation_fraction=None).recipe.model_copy(update={"seed": seed})
-    corpus = divide_rows(ParsedRows(tuple(rows), ReadReport((), ())), recipe)
+    corpus = divide_rows(ParsedRows(tuple(rows)), recipe)
     return SimpleNamespace(train=corpus.prompts("ppo").train, seed=seed)
 
 

@@ -65,7 +65,7 @@ rows = st.lists(
 @settings(deadline=None)
 @given(rows, st.integers(0, 50), st.floats(0, 1))
 def test_no_prompt_and_no_conversation_is_on_both_sides(rows, seed, fraction):
-    train, heldout = divide(rows, key_of, seed=seed, fraction=fraction)
+    train, heldout = divide(rows, seed=seed, fraction=fraction)
     assert not {row.prompt for row in train} & {row.prompt for row in heldout}
     assert not {row.prompt[0] for row in train} & {row.prompt[0] for row in heldout}
     assert len(train) + len(heldout) == len(rows)
@@ -74,10 +74,10 @@ def test_no_prompt_and_no_conversation_is_on_both_sides(rows, seed, fraction):
 @settings(deadline=None)
 @given(rows, rows, st.randoms(use_true_random=False))
 def test_a_side_depends_neither_on_the_order_nor_on_other_rows(rows, others, random):
-    _, heldout = divide(rows, key_of, seed=3, fraction=0.5)
+    _, heldout = divide(rows, seed=3, fraction=0.5)
     mixed = [*rows, *others]
     random.shuffle(mixed)
-    train_of_mixed, heldout_of_mixed = divide(mixed, key_of, seed=3, fraction=0.5)
+    train_of_mixed, heldout_of_mixed = divide(mixed, seed=3, fraction=0.5)
     for row in rows:
         assert row in (heldout_of_mixed if row in heldout else train_of_mixed)
 

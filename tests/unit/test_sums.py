@@ -12,6 +12,7 @@ import pytest
 
 from rlhf.data.corpus import Corpus
 from rlhf.data.load import divide_rows
+from rlhf.data.rows import Document, of_kind
 from rlhf.data.source import read_source
 from rlhf.data.worlds import sums
 from rlhf.stages.online.rewards import find
@@ -67,7 +68,7 @@ def test_rows_that_several_stages_need_at_once_are_made_once(tmp_path, monkeypat
     monkeypatch.setattr(sums, "write", slowly)
     recipe = small(data__source="sums", data__sums=SIZES).recipe
     with ThreadPoolExecutor(4) as pool:
-        rows = list(pool.map(lambda _: len(read_source(recipe, tmp_path).documents), range(4)))
+        rows = list(pool.map(lambda _: len(of_kind(read_source(recipe, tmp_path).rows, Document)), range(4)))
     assert rows == [400] * 4 and len(made) == 1
 
 
