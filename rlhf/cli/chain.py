@@ -39,7 +39,7 @@ def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:
     settings, and with `preflight` one that is predicted not to fit the card.
     """
     for run in chain:
-        runner.check_section(run.loaded, run.stage)
+        run.loaded.require(run.stage)
     unfinished = [run for run in chain if run.done() is None]
     for run in unfinished:
         runner.check_settings(run.loaded, run.stage)

@@ -14,7 +14,7 @@ from rlhf.cli import container
 from rlhf.errors import OptionError, UserError
 from rlhf.process import distributed
 from rlhf.recipe import Changes, PinnedRecipe
-from rlhf.recipe.folders import check_directory, default_root, guide_of, having
+from rlhf.recipe.folders import default_root, guide_of
 from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.recipe.stages import EVALUATE, MERGE, PRETRAIN, StageName
 from rlhf.run.named import NamedRun, named_run, recipe_of
@@ -91,7 +91,7 @@ class Choice:
             if self.run:
                 loaded = recipe_of(self.run, default_root(), changes)
             else:
-                loaded = self._changed(self._folder(stage, others), changes)
+                loaded = self._changed(self._folder(stage if others else None), changes)
         except UserError as error:
             raise OptionError(*error.lines) from error
         if on_device:
@@ -106,18 +106,17 @@ class Choice:
         if merge and named and named not in (MERGE, EVALUATE, merge.stage):
             raise OptionError(f"{self.run}: {merge.stage} is what is merged here; --set merge.stage={named}")
 
-    def _folder(self, stage: StageName | None, others: bool) -> Path:
+    def _folder(self, stage: StageName | None) -> Path:
         """Return the recipe's folder, from --recipe or --hw."""
         if self.directory:
             if self.hw or self.guide:
                 raise OptionError("--recipe names a version: leave out --hw and --guide")
-            check_directory(self.directory, default_root())
             return self.directory
         if not self.hw:
             raise OptionError("name a run directory, or a recipe: --hw NAME or --recipe DIR (`rlhf recipes`)")
-        default = recipes.resolve(self.hw, default_root(), stage if self.data else None)
+        default = recipes.resolve(self.hw, default_root(), stage, own=bool(self.data))
         if not self.guide:
-            return having(stage, default, default_root()) if stage and others else default
+            return default
         found = guide_of(default)
         if found is None:
             raise OptionError(f"--guide: {default.parent} follows no published guide; leave it out")

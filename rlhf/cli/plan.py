@@ -20,8 +20,8 @@ from rlhf.plan.predict import Predictor, card_needed_bytes, predicted_stages
 from rlhf.plan.published_figures import ComparedFigure
 from rlhf.process.cuda import CONTEXT_BYTES, CONTEXT_SEEN
 from rlhf.process.sizes import size_in_bytes
-from rlhf.recipe import PinnedRecipe, StageName, as_yaml, shape
-from rlhf.recipe.folders import no_section
+from rlhf.recipe import PinnedRecipe, StageName, as_yaml
+from rlhf.recipe.context import check_context
 from rlhf.recipe.published import CHAIN
 from rlhf.recipe.stages import PRETRAIN, STAGES
 from rlhf.report.tables import table
@@ -62,11 +62,12 @@ def plan(
     if fit and fit != "card" and size_in_bytes(fit) is None:
         raise click.BadParameter(f"{fit!r}: a size with its unit, such as 12GB, or card", param_hint="--fit")
     loaded = choice.load(stage)
-    if warning := shape.check(loaded):
-        terminal.say(warning)
+    check_context(loaded.recipe)
+    if "model.name" in loaded.overrides and not any(key.startswith("model.arch") for key in loaded.overrides):
+        terminal.say("memory is predicted for model.architecture, still that of the recipe's own model: set it too")
     stages = predicted_stages(loaded.recipe)
-    if stage and stage not in stages:
-        raise UserError(no_section(stage, loaded))
+    if stage:
+        loaded.require(stage)
     planned = [stage] if stage else stages
     if fit:
         limit = size_in_bytes(fit) or round(USABLE * planning.card_bytes(loaded))
@@ -188,6 +189,6 @@ def _show_published(loaded: PinnedRecipe, rows: Sequence[ComparedFigure]) -> Non
     cells = []
     for row in rows:
         value = "" if row.predicted is None else number(float(f"{row.predicted:.3g}"))
-        cells.append((row.figure.stage, row.figure.title, row.figure.text(in_full=True), value, str(row.verdict)))
+        cells.append((row.figure.stage, row.figure.title, row.figure.text(), value, str(row.verdict)))
     columns = ("stage", "figure", "published", "predicted", "verdict")
     rows_table(f"{loaded.name} {loaded.version}: published figures and what is predicted", columns, cells)

@@ -12,7 +12,7 @@ from rlhf.recipe import rehearsal as content
 from rlhf.recipe.folders import default_root
 from rlhf.run.lock import locked
 from rlhf.stages import rehearsal as rehearsing
-from rlhf.terminal import say, screen
+from rlhf.terminal import say
 from rlhf.terminal.tables import rows_table
 
 
@@ -42,12 +42,10 @@ def rehearse(choice: Choice) -> None:
     except UserError as error:
         way_out = "change that key with --set, or name another small model with --weights"
         raise UserError(f"it cannot be rehearsed: {error}; {way_out}") from error
-    screen.OUT.print("not tried: " + "; ".join(content.untried(loaded.recipe)), soft_wrap=True)
     with locked(folder):
         remove(folder)
         folder.mkdir()
-        if content.needs_rows(loaded.recipe):
-            content.write_rows(loaded.recipe, rows_file)
+        content.write_rows(loaded.recipe, rows_file)
         outcomes = [*rehearsing.outcomes(changed, choice.root / "rehearsal")]
     rows = [(stage, f"{seconds:.0f}", resumed, found) for stage, seconds, _, resumed, found in outcomes]
     rows_table(f"rehearsal of {loaded.name} {loaded.version}", ("stage", "seconds", "resumed from", "found"), rows)

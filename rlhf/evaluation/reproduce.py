@@ -15,7 +15,6 @@ from rlhf.packages import package_versions
 from rlhf.process.task import run_child, task_of
 from rlhf.recipe import PinnedRecipe, StageName, parents, published
 from rlhf.recipe.chain import differences
-from rlhf.recipe.folders import no_section
 from rlhf.recipe.published import OPEN, Figure, Verdict, verdict_of
 from rlhf.recipe.stages import EVALUATE, STAGES, TRAINING_STAGES
 from rlhf.run import reader
@@ -35,8 +34,8 @@ CONDITIONS = ("code", "packages", "python", "device")  # that all stages of one 
 
 def chain(loaded: PinnedRecipe, until: Sequence[StageName]) -> list[StageName]:
     """Return the stages of a recipe that lead to `until`, in order. Raises UserError for one that it does not have."""
-    if absent := next((stage for stage in until if loaded.recipe.section(stage) is None), None):
-        raise UserError(no_section(absent, loaded))
+    for stage in until:
+        loaded.require(stage)
     needed = {*until, *(parent for stage in until for parent in parents(loaded.recipe, stage))}
     return [stage for stage in STAGES if stage in needed]
 

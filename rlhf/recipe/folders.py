@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.errors import OptionError, UserError
-from rlhf.recipe.pinned import PinnedRecipe, load
+from rlhf.recipe.pinned import load
 from rlhf.recipe.plain_yaml import read_yaml
-from rlhf.recipe.schema import Recipe
-from rlhf.recipe.stages import POLICIES, PRETRAIN, StageName
+from rlhf.recipe.stages import POLICIES, StageName
 
 OWN = Path("my-recipes")  # in the current folder: a user's own recipes, which git ignores
-MOST_NAMED = 4  # recipes that have a stage, in the message about one that lacks it
 
 
 def default_root() -> Path:
@@ -44,25 +42,32 @@ def available(root: Path) -> list[Path]:
     return sorted(folders, key=lambda d: (d.parent.name, int(d.name[1:])))
 
 
-def resolve(hardware: str, root: Path, own: str | None = None) -> Path:
-    """Return the newest released version of the default recipe of `hardware`; its newest draft if none is released.
+def resolve(hardware: str, root: Path, stage: StageName | None = None, own: bool = False) -> Path:
+    """Return the default recipe of `hardware`: its newest released version, or its newest draft if none is released.
 
-    own: a stage that trains on files of the user's, for which the recipe with `default: own_data` comes first.
+    own: for a stage that trains on files of the user's the recipe with `default: own_data` comes first. Where the
+    default does not train the policy of `stage`, another recipe for this hardware that does takes its place: of several
+    the newest version of the one whose name is most alike.
 
     Mistakes in other recipes do not count. Raises OptionError if there is no default recipe, and UserError if there is
-    more than one or if a default one is wrong.
+    more than one or if the one that is taken is wrong.
     """
     contents = {directory: _content(directory) for directory in available(root)}
     names = {directory: str(content["hardware"].get("name", "")) for directory, content in contents.items()}
     of_hardware = {directory: contents[directory] for directory, name in names.items() if name == hardware}
-    own_data = [d for d, content in of_hardware.items() if content.get("default") == "own_data" and own in content]
+    suited = [d for d, content in of_hardware.items() if stage is None or content.get(stage)]
+    own_data = [d for d in suited if own and of_hardware[d].get("default") == "own_data"]
     defaults = [d for d, content in of_hardware.items() if content.get("default") is True]
     released = [d for d in defaults if of_hardware[d].get("status") == "released"]
     if len(several := sorted({d.parent.name for d in defaults})) > 1:
         raise UserError(f"--hw {hardware}: {' and '.join(several)} are both its default; set default: false in one")
-    if chosen := own_data or released or defaults:
-        load(chosen[-1])
-        return chosen[-1]
+    if candidates := own_data or released or defaults:
+        chosen = candidates[-1]
+        if stage in POLICIES and chosen not in suited:
+            alike = difflib.get_close_matches(chosen.parent.name, [d.parent.name for d in suited], 1, 0.0)
+            chosen = next((d for d in reversed(suited) if d.parent.name in alike), chosen)
+        load(chosen)
+        return chosen
     near = difflib.get_close_matches(hardware.lower(), names.values(), 3, 0.4) or sorted({*names.values()} - {""})
     if not near:
         raise OptionError(no_recipes(root))
@@ -75,28 +80,6 @@ def _content(directory: Path) -> dict[str, Any]:
         content = read_yaml(directory / "recipe.yaml")
         return content if isinstance(content.get("hardware"), dict) else content | {"hardware": {}}
     return {"hardware": {}}
-
-
-def with_stage(stage: StageName, root: Path) -> dict[Path, Recipe]:
-    """Return the recipes below `root` that have a stage. A mistake in another recipe does not count."""
-    found = {}
-    for directory in available(root):
-        with suppress(UserError):
-            found[directory] = load(directory).recipe
-    return {directory: recipe for directory, recipe in found.items() if recipe.section(stage) is not None}
-
-
-def having(stage: StageName, default: Path, root: Path) -> Path:
-    """Return `default` if it trains a policy by `stage`, or else the recipe for its hardware that does.
-
-    Of several the newest version of the one whose name is most alike; `default` itself where none does.
-    """
-    loaded = load(default).recipe
-    if stage not in POLICIES or loaded.section(stage) is not None:
-        return default
-    others = [d for d, other in with_stage(stage, root).items() if other.hardware.name == loaded.hardware.name]
-    alike = difflib.get_close_matches(default.parent.name, [d.parent.name for d in others], 1, 0.0)
-    return next((d for d in reversed(others) if d.parent.name in alike), default)
 
 
 def guide_of(directory: Path) -> Path | None:
@@ -116,26 +99,6 @@ def is_default(directory: Path, root: Path) -> bool:
         return False
 
 
-def check_directory(directory: Path, root: Path) -> None:
-    """Raise OptionError if `directory` is no recipe; it names the versions in it, or similar recipes of `root`."""
-    if directory.name == "recipe.yaml" or os.path.lexists(directory / "recipe.yaml"):
-        return
-    known = {str(folder): folder for folder in (*available(root), *available(OWN), *available(directory.parent))}
-    inside = [name for name, folder in known.items() if folder.parent == directory]
-    near = inside or difflib.get_close_matches(str(directory), known, 3)
-    hint = " or ".join(near) or "a folder that `rlhf recipes` lists"
-    raise OptionError(f"--recipe {directory}: no recipe.yaml there; name {hint}")
-
-
 def no_recipes(root: Path) -> str:
     """Return the message for a folder without recipes."""
     return f"{root}: no recipes there; RLHF_RECIPES names a folder with <name>/v<N>/recipe.yaml in it"
-
-
-def no_section(stage: StageName, loaded: PinnedRecipe) -> str:
-    """Return the message for a stage that a recipe does not have. It names recipes beside this one that have it."""
-    if stage == PRETRAIN:
-        return f"{stage}: {loaded.directory} has no such stage; it starts from {loaded.recipe.model.origin}"
-    named = [*map(str, with_stage(stage, loaded.directory.parent.parent))][:MOST_NAMED]
-    instead = f", or use --recipe {' or '.join(named)}" if named else ""
-    return f"{stage}: {loaded.directory} has no such stage; add a section {stage}{instead}"

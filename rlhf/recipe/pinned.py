@@ -18,6 +18,7 @@ from rlhf.recipe import moved
 from rlhf.recipe.plain_yaml import line_of, read_yaml
 from rlhf.recipe.published import Figure
 from rlhf.recipe.schema import Recipe
+from rlhf.recipe.stages import StageName
 from rlhf.recipe.strict import Changes, joined, section_types, validate, with_overrides
 
 BLOCK = "training"
@@ -66,6 +67,11 @@ class PinnedRecipe(NamedTuple):
     def status(self) -> str:
         """Return draft or released, or how the file differs from its released version."""
         return difference(self.sha256, self.released_sha256) or self.recipe.status
+
+    def require(self, stage: StageName) -> None:
+        """Raise UserError for a stage that the recipe does not have."""
+        if self.recipe.section(stage) is None:
+            raise UserError(f"{stage}: {self.directory} has no such stage: add a section {stage} to a recipe of yours")
 
     def with_changes(self, changes: Mapping[str, JsonValue]) -> "PinnedRecipe":
         """Return the recipe with further overrides."""

@@ -5,27 +5,27 @@ explains the words.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlhf.recipe.bounds import Finite, NonNegative
 from rlhf.recipe.stages import PPO, RM, SFT, StageName
 from rlhf.recipe.strict import AsTuple, Section
 from rlhf.terminal.wording import span
 
-VerdictWord = Literal[
-    "met",  # a target of our own
-    "missed",
+VerdictWord = Literal[  # the most favourable first
     "reproduced",  # a guide's figure, within its tolerance
-    "below",
+    "met",  # a target of our own
     "below: the guide is too high",  # of a cost
-    "above",
-    "contradicts itself",  # the guide has another figure for the same, which the value reproduces
-    "not measured",
+    "below",
     "not compared",  # with the reason
+    "not measured",
+    "contradicts itself",  # the guide has another figure for the same, which the value reproduces
+    "above",
+    "missed",  # a target of our own
 ]
 GOOD: tuple[VerdictWord, ...] = ("met", "reproduced")
 BAD: tuple[VerdictWord, ...] = ("missed", "above")
@@ -39,8 +39,8 @@ MORE = (
     *("accuracy", "last.accuracy", "preference_accuracy", "score_gain_sd", "true_reward_gain_sd"),
     *("win_rate_vs_sft", "win_rate_vs_base"),
 )
-Range = tuple[float | None, float | None]
-Ends = Annotated[tuple[Finite | None, Finite | None] | None, AsTuple]
+Range = tuple[Finite | None, Finite | None]
+Ends = Annotated[Range | None, AsTuple]
 
 
 class Figure(Section):
@@ -65,28 +65,24 @@ class Figure(Section):
     unit: str
     source: str
 
-    @model_validator(mode="after")
-    def _check_figure(self) -> Self:
-        """Raise ValueError for keys that a figure cannot have together."""
+    def problems(self) -> Iterator[str]:
         if self.metric is None and self.not_comparable is None:
-            raise ValueError("a figure has a metric that it is compared with, or a reason: not_comparable")
+            yield "a figure has a metric that it is compared with, or a reason: not_comparable"
         if (self.value is None) == (self.range is None):
-            raise ValueError("a figure has either a value (one number) or a range [low, high]")
-        for key, (low, high) in {"range": self.range or (0, 0), "range_of_mean": self.range_of_mean or (0, 0)}.items():
+            yield "a figure has either a value (one number) or a range [low, high]"
+        for low, high in filter(None, (self.range, self.range_of_mean)):
             if (low is None and high is None) or (low is not None and high is not None and low > high):
-                raise ValueError(f"{key}: {[low, high]} has no ends, or the lower one last")
+                yield f"{[low, high]} has no ends, or the lower one last"
         if self.guide is None and (self.range is None or self.tolerance is not None or self.about):
-            raise ValueError("a target of our own (a figure without guide) is a range, without tolerance")
+            yield "a target of our own (a figure without guide) is a range, without tolerance"
         if self.guide and (self.range_of_mean or not self.source.startswith(f"{self.guide} > ")):
-            raise ValueError("a guide's figure has no range_of_mean, and its source begins with the guide's name and >")
+            yield "a guide's figure has no range_of_mean, and its source begins with the guide's name and >"
         if self.about and self.tolerance is not None:
-            raise ValueError("about is a tolerance of 10 %; leave out one of the two")
-        return self
+            yield "about is a tolerance of 10 %; leave out one of the two"
 
-    def text(self, in_full: bool = False) -> str:
-        """Return the range in words: `about 61 GB`, `≤ 5`, `18 – 24 GB`; `in_full` adds every unit."""
-        text = ("about " if self.about else "") + span(*self.printed)
-        return f"{text} {self.unit}" if in_full or self.unit in ("GB", "hours", "USD") else text
+    def text(self) -> str:
+        """Return the range in words: `about 61 GB`, `≤ 5 points`, `18 – 24 GB`."""
+        return f"{'about ' if self.about else ''}{span(*self.printed)} {self.unit}"
 
     @property
     def printed(self) -> Range:
@@ -94,10 +90,13 @@ class Figure(Section):
         return self.range or (self.value, self.value)
 
     @property
-    def accepted(self) -> Range:
-        """Return the ends widened by the tolerance; a value within them reproduces the figure."""
+    def accepted(self) -> tuple[float, float]:
+        """Return the ends widened by the tolerance, infinite where open; a value within them reproduces the figure."""
         low, high = self.printed
-        return None if low is None else self._shifted(low, -1), None if high is None else self._shifted(high, 1)
+        return (
+            -math.inf if low is None else self._shifted(low, -1),
+            math.inf if high is None else self._shifted(high, 1),
+        )
 
     @property
     def title(self) -> str:
@@ -152,21 +151,15 @@ def verdict_of(figure: Figure, value: float | None, others: Sequence[Figure] = (
     return Verdict("above" if side > 0 else below if side < 0 else "reproduced", distance(figure, value))
 
 
-def _bounds(figure: Figure) -> tuple[float, float]:
-    """Return the ends of what a figure accepts, infinite where it is open."""
-    low, high = figure.accepted
-    return -math.inf if low is None else low, math.inf if high is None else high
-
-
 def _side(figure: Figure, value: float) -> int:
     """Return whether a value is below (-1) or above (1) what a figure accepts; 0 within."""
-    low, high = _bounds(figure)
+    low, high = figure.accepted
     return -1 if value < low else int(value > high)
 
 
 def _apart(a: Figure, b: Figure) -> bool:
     """Return whether no value is accepted by both figures."""
-    return _bounds(a)[1] < _bounds(b)[0] or _bounds(b)[1] < _bounds(a)[0]
+    return a.accepted[1] < b.accepted[0] or b.accepted[1] < a.accepted[0]
 
 
 def distance(figure: Figure, value: float) -> str:
@@ -192,9 +185,7 @@ def is_cost(metric: str | None) -> bool:
 
 def best(words: Iterable[VerdictWord]) -> VerdictWord | None:
     """Return the most favourable of several verdicts on one value; None without any."""
-    open_ends: tuple[VerdictWord, ...] = ("below: the guide is too high", "below", "not compared", "not measured")
-    order = ("reproduced", "met", *open_ends, "contradicts itself", "above", "missed")
-    return min(words, key=order.index, default=None)
+    return min(words, key=get_args(VerdictWord).index, default=None)
 
 
 def count(verdicts: Iterable[Verdict]) -> str:
@@ -240,7 +231,7 @@ def compare_total(
         value = max(of_chain if figure.guide else costs.values(), default=None)
     else:
         value = sum(of_chain) if of_chain else None
-    if missing and (value is None or value <= _bounds(figure)[1]):
+    if missing and (value is None or value <= figure.accepted[1]):
         return None, Verdict("not compared", f"needs {', '.join(missing)}")
     return value, verdict_of(figure, value)
 

@@ -5,15 +5,16 @@ recipe's, and made rows for data of the hub. Every other key stays as the recipe
 """
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, json_lines
 from rlhf.recipe.choices import LengthsShape
-from rlhf.recipe.schema import Recipe, StageOptions
+from rlhf.recipe.schema import Evaluate, Recipe, StageOptions
 from rlhf.recipe.schema_model import Model, Tokenizer
 from rlhf.recipe.schema_online import OnlineOptions
-from rlhf.recipe.stages import FEW_SAMPLES, PRETRAIN, TRAINING_STAGES
+from rlhf.recipe.stages import EVALUATE, FEW_SAMPLES, PRETRAIN, TRAINING_STAGES
 from rlhf.recipe.strict import Changes
 
 STAND_IN = Path("cpu-smollm2-sums") / "v1"  # the recipe whose model and tokenizer stand for a card's
@@ -28,7 +29,6 @@ AT_MOST = {  # of keys that a section has and sets
     "gradient_accumulation_steps": 2,
     "eval_steps": 1,
     "warmup_steps": 1,
-    "max_samples": 64,
     "max_eval_samples": 2,
     "num_samples": 2,
     "value_warmup_steps": STEPS - 1,
@@ -97,7 +97,7 @@ def small_model(recipe: Recipe) -> Changes:
 
 
 def changes(recipe: Recipe, stand_in: Changes, rows: Path) -> Changes:
-    """Return the changes of a rehearsal; `rows` is the file in which `write_rows` puts rows for data of the hub.
+    """Return the changes of a rehearsal; `rows` is the file of made rows, for data that are on the hub or lengths only.
 
     Raises UserError for a recipe that is made for a CPU.
     """
@@ -108,42 +108,31 @@ def changes(recipe: Recipe, stand_in: Changes, rows: Path) -> Changes:
         "hardware.memory_gb": None,
         "hardware.count": 1,
         "hardware.engine": "ddp",
+        "model.attention": "auto",
         **stand_in,
         PRETRAIN: None,
         **few_steps_changes(recipe, STEPS, save_steps=1),
     }
-    if recipe.model.attention == "flash_attention_2":
-        found["model.attention"] = "sdpa"
-    if needs_rows(recipe):
+    if recipe.data.source in ("hub", "lengths"):
         found |= {f"data.{key}": None for key in recipe.data.own_keys()}
         found |= {"data.source": "files", "data.files": [str(rows)], "data.format": "auto"}
-        found |= {
-            "data.heldout_fraction": 0.5,
-            **({"data.validation_fraction": 0.25} if recipe.data.validation_fraction else {}),
-        }
+        found |= {"data.heldout_fraction": 0.5}
+        found |= {"data.validation_fraction": 0.25} if recipe.data.validation_fraction else {}
     for stage, options in recipe.sections().items():
-        if stage in (*TRAINING_STAGES, "evaluate"):
+        if stage in (*TRAINING_STAGES, EVALUATE):
             found |= {f"{stage}.{key}": value for key, value in _short(options).items()}
     return found
-
-
-def needs_rows(recipe: Recipe) -> bool:
-    """Return whether made rows stand for a recipe's data, which are on the hub or fit its own tokenizer only."""
-    return recipe.data.source in ("hub", "lengths")
 
 
 def write_rows(recipe: Recipe, file: Path) -> None:
     """Write sums: with a right and a wrong answer, or with the right one alone where no stage learns from pairs."""
     pairs = not recipe.online() or any(options.model_scores for options in recipe.online().values())
-    numbers = [(a, b) for a in range(1, LARGEST + 1) for b in range(1, LARGEST + 1)]
-    file.write_text(json_lines(_row(pairs, a, b) for a, b in numbers), encoding="utf-8")
-
-
-def _row(pair: bool, a: int, b: int) -> JsonObject:
-    """Return a question about two numbers with its answers."""
-    question, right, wrong = QUESTIONS[(a + b) % 2].format(a, b), f"{a} + {b} = {a + b}", f"It is {a + b + 1}."
-    answers: JsonObject = {"chosen": right, "rejected": wrong} if pair else {"completion": right, "answer": a + b}
-    return {"prompt": question, **answers}
+    rows: list[JsonObject] = []
+    for a, b in product(range(1, LARGEST + 1), repeat=2):
+        prompt, right = QUESTIONS[(a + b) % 2].format(a, b), f"{a} + {b} = {a + b}"
+        pair: JsonObject = {"chosen": right, "rejected": f"It is {a + b + 1}."}
+        rows.append({"prompt": prompt, **(pair if pairs else {"completion": right, "answer": a + b})})
+    file.write_text(json_lines(rows), encoding="utf-8")
 
 
 def _short(options: StageOptions) -> JsonObject:
@@ -154,10 +143,11 @@ def _short(options: StageOptions) -> JsonObject:
     """
     set_keys: Mapping[str, object] = {key: getattr(options, key) for key in type(options).model_fields.keys() & AT_MOST}
     cut: JsonObject = {key: min(value, AT_MOST[key]) for key, value in set_keys.items() if isinstance(value, int)}
+    if isinstance(options, Evaluate):
+        return cut | {"batch_size": FEW_SAMPLES, "max_samples": 2}
+    cut["max_samples"] = 64
     if not isinstance(options, OnlineOptions):
-        return cut | (
-            {"batch_size": FEW_SAMPLES, "max_samples": 2} if hasattr(options, "batch_size") else {"max_samples": 64}
-        )
+        return cut
     rows = RESPONSES // min(2, options.num_mini_batches)
     is_divided = options.batch_size // options.num_mini_batches > options.per_device_train_batch_size
     return cut | {
@@ -165,17 +155,4 @@ def _short(options: StageOptions) -> JsonObject:
         "num_mini_batches": min(2, options.num_mini_batches),
         "per_device_train_batch_size": rows // 2 if is_divided else rows,
         "rollout_batch_size": RESPONSES // 2 if options.rollout_batch_size < options.batch_size else RESPONSES,
-        "max_samples": 64,
     }
-
-
-def untried(recipe: Recipe) -> list[str]:
-    """Return in words what a rehearsal leaves untried."""
-    lines: list[tuple[object, str]] = [
-        (True, "the model and its tokenizer, its lengths and batches, memory, speed and kernels of the card"),
-        (recipe.pretrain, "pretrain"),
-        (needs_rows(recipe), "the data"),
-        (recipe.hardware.count > 1, f"several processes ({recipe.hardware.engine})"),
-        (any(options.vllm_url for options in recipe.online().values()), "the vLLM server"),
-    ]
-    return [line for applies, line in lines if applies]

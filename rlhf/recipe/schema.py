@@ -10,10 +10,11 @@ typing error that would otherwise hang, fill the memory or crash a library. docs
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlhf.errors import UserError
 from rlhf.objectives.choices import DpoLoss
@@ -51,7 +52,7 @@ from rlhf.recipe.stages import (
     TrainingName,
     derived_seed,
 )
-from rlhf.recipe.strict import Section, check_multiple
+from rlhf.recipe.strict import Section
 
 
 class Optimization(Training):
@@ -64,25 +65,17 @@ class Optimization(Training):
     group_by_length: bool
     max_length: Tokens
 
-    @model_validator(mode="after")
-    def _check_steps(self) -> Self:
-        """Raise ValueError unless checkpoints are saved where a logging window ends."""
-        check_multiple(self, "save_steps", "logging_steps")  # a window that spans a resume would log another mean
-        return self
+    def problems(self) -> Iterator[str]:
+        # A logging window that spans a resume would log another mean.
+        yield from self.not_multiple("save_steps", "logging_steps")
 
     def per_device(self, count: int) -> tuple[int, int]:
         """Return the rows of a micro-batch and the micro-batches of a step on each of `count` devices.
 
-        Together the devices make the same step as one. Raises ValueError if a step cannot be divided evenly.
+        Together the devices make the same step as one. `count` is the recipe's, which divides a step evenly, or 1.
         """
         common = math.gcd(self.gradient_accumulation_steps, count)
-        rows, remainder = divmod(self.per_device_train_batch_size, count // common)
-        if remainder:
-            raise ValueError(
-                f"gradient_accumulation_steps: {self.gradient_accumulation_steps} or per_device_train_batch_size: "
-                f"{self.per_device_train_batch_size} must be divisible by hardware.count: {count}"
-            )
-        return rows, self.gradient_accumulation_steps // common
+        return self.per_device_train_batch_size * common // count, self.gradient_accumulation_steps // common
 
 
 class Pretrain(Optimization):
@@ -98,20 +91,15 @@ class Dialogues(Optimization):
     eval_steps: Steps | None = None  # steps between held-out losses; null: only after training
     adapter: KeptWeights = "last"  # the weights that are kept; best: those with the lowest held-out loss
 
-    @model_validator(mode="after")
-    def _check_dialogues(self) -> Self:
-        """Raise ValueError unless every checkpoint comes with an evaluation, where there are any.
-
-        Also unless the longest prompt leaves room for a response.
-        """
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.eval_steps:
-            check_multiple(self, "save_steps", "eval_steps")
-            check_multiple(self, "eval_steps", "logging_steps")
+            yield from self.not_multiple("save_steps", "eval_steps")
+            yield from self.not_multiple("eval_steps", "logging_steps")
         elif self.adapter == "best":
-            raise ValueError("adapter: best needs eval_steps: evaluations show which checkpoint is best")
+            yield "adapter: best needs eval_steps: evaluations show which checkpoint is best"
         if self.max_prompt_length >= self.max_length:
-            raise ValueError("max_prompt_length must leave room for a response below max_length")
-        return self
+            yield "max_prompt_length must leave room for a response below max_length"
 
 
 class Sft(Dialogues):
@@ -127,12 +115,10 @@ class Rm(Dialogues):
     margin: NonNegative = 0.0  # subtracted from the difference of scores
     center_rewards_coefficient: NonNegative = 0.0
 
-    @model_validator(mode="after")
-    def _check_loss(self) -> Self:
-        """Raise ValueError for a loss with keys that it cannot use."""
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.loss_type == "margin_ranking" and (not self.margin or self.center_rewards_coefficient):
-            raise ValueError("loss_type: margin_ranking needs a margin above 0 and center_rewards_coefficient: 0")
-        return self
+            yield "loss_type: margin_ranking needs a margin above 0 and center_rewards_coefficient: 0"
 
 
 class Dpo(Dialogues):
@@ -144,12 +130,10 @@ class Dpo(Dialogues):
     sft_weight: NonNegative = 0.0  # of the mean negative log-likelihood of chosen tokens: TRL's loss `sft`
     max_completion_length: Tokens | None = None  # tokens of a response, EOS included; null: max_length alone cuts
 
-    @model_validator(mode="after")
-    def _check_smoothing(self) -> Self:
-        """Raise ValueError for label smoothing with a loss that has none."""
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.label_smoothing and self.loss_type != "sigmoid":
-            raise ValueError(f"label_smoothing needs loss_type: sigmoid, not {self.loss_type}")
-        return self
+            yield f"label_smoothing needs loss_type: sigmoid, not {self.loss_type}"
 
 
 class Kto(Dialogues):
@@ -159,12 +143,10 @@ class Kto(Dialogues):
     desirable_weight: Positive = 1.0  # of the loss of good answers
     undesirable_weight: Positive = 1.0  # of the loss of bad answers
 
-    @model_validator(mode="after")
-    def _check_batches(self) -> Self:
-        """Raise ValueError for an order of rows that would part those that are compared with each other."""
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.group_by_length:
-            raise ValueError("group_by_length: kto keeps the rows of a micro-batch together; set it to false")
-        return self
+            yield "group_by_length: kto keeps the rows of a micro-batch together; set it to false"
 
 
 class Evaluate(Section):
@@ -214,18 +196,15 @@ class Recipe(Section):
     evaluate: Evaluate  # SFT, DPO and KTO sample with its keys too
     merge: Merge | None = None
 
-    @model_validator(mode="after")
-    def _check_all(self) -> Self:
-        """Raise ValueError for sections that do not fit each other."""
-        self._check_sources()
-        self._check_supervised()
-        self._check_trunk()
-        self._check_online()
-        self._check_model()
-        return self
+    def problems(self) -> Iterator[str]:
+        yield from self._problems_of_sources()
+        yield from self._problems_of_supervised()
+        yield from self._problems_of_trunk()
+        yield from self._problems_of_online()
+        yield from self._problems_of_model()
 
-    def _check_sources(self) -> None:
-        """Raise ValueError unless model, tokenizer, data and stages belong together."""
+    def _problems_of_sources(self) -> Iterator[str]:
+        """Yield where model, tokenizer, data and stages do not belong together."""
         pretrain, second_rm = self.pretrain is not None, self.second_rm is not None
         stand_in = self.data.source == "lengths"
         both = [
@@ -236,67 +215,69 @@ class Recipe(Section):
         ]
         for one, has_one, other, has_other in both:
             if has_one != has_other:
-                raise ValueError(f"a recipe has both {one} and {other}, or neither")
+                yield f"a recipe has both {one} and {other}, or neither"
         if self.tokenizer.source == "package" and self.model.source != "package":
-            raise ValueError("tokenizer.source: package, which is in the model's file, needs model.source: package")
+            yield "tokenizer.source: package, which is in the model's file, needs model.source: package"
         if self.data.source in ("toy", "sums", "lengths") and self.tokenizer.template != "hh":
-            raise ValueError(f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh")
+            yield f"data.source: {self.data.source} writes HH transcripts and needs tokenizer.template: hh"
         if second_rm and self.rm is None:
-            raise ValueError("second_rm needs a section rm: it is held against that reward model")
+            yield "second_rm needs a section rm: it is held against that reward model"
         if self.sft is None and not self.policies():
-            raise ValueError(f"a recipe without sft needs one of {', '.join(POLICIES)}, which then starts at the base")
+            yield f"a recipe without sft needs one of {', '.join(POLICIES)}, which then starts at the base"
         if self.merge is not None and self.section(self.merge.stage) is None:
-            raise ValueError(f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}, or leave out merge")
+            yield f"merge.stage: {self.merge.stage} needs a section {self.merge.stage}, or leave out merge"
 
-    def _check_model(self) -> None:
-        """Raise ValueError for a model that its attention or its context does not suit."""
+    def _problems_of_model(self) -> Iterator[str]:
+        """Yield where attention or context do not suit the model."""
         on_card = self.hardware.device == "cuda" and self.model.dtype == "bfloat16"
         if self.model.attention == "flash_attention_2" and not on_card:
-            raise ValueError("model.attention: flash_attention_2 needs hardware.device: cuda and model.dtype: bfloat16")
+            yield "model.attention: flash_attention_2 needs hardware.device: cuda and model.dtype: bfloat16"
         shape = self.model.architecture
         if shape and (problem := too_long(self.lengths(), context_length(shape.config_keys()))):
-            raise ValueError(f"{problem} (model.architecture.max_position_embeddings)")
+            yield f"{problem} (model.architecture.max_position_embeddings)"
 
-    def _check_supervised(self) -> None:
-        """Raise ValueError for a supervised stage that `hardware.count` processes cannot share."""
+    def _problems_of_supervised(self) -> Iterator[str]:
+        """Yield where `hardware.count` processes cannot share a supervised stage."""
+        count = self.hardware.count
         for stage, options in self.dialogues().items():
             row = STAGE_TABLE[stage]
-            if self.hardware.count > 1 and not row.shared:
-                raise ValueError(f"{stage} needs hardware.count: 1: its trainer keeps the rows of a step together")
-            try:
-                rows, _ = options.per_device(self.hardware.count)
-            except ValueError as error:
-                raise ValueError(f"{stage}: {error}") from None
+            if count > 1 and not row.shared:
+                yield f"{stage} needs hardware.count: 1: its trainer keeps the rows of a step together"
+            batch, batches = options.per_device_train_batch_size, options.gradient_accumulation_steps
+            rows, accumulated = options.per_device(count)
+            if rows * accumulated * count != batch * batches:
+                keys = f"gradient_accumulation_steps: {batches} or per_device_train_batch_size: {batch}"
+                yield f"{stage}: {keys} must be divisible by hardware.count: {count}"
             if rows < row.least_rows:
-                raise ValueError(f"{stage}.per_device_train_batch_size: {stage} needs at least {row.least_rows}")
+                yield f"{stage}.per_device_train_batch_size: {stage} needs at least {row.least_rows}"
             if options.eval_steps and self.hardware.divides_weights:
-                raise ValueError(f"{stage}.eval_steps needs hardware.engine: ddp, whose processes hold all weights")
+                yield f"{stage}.eval_steps needs hardware.engine: ddp, whose processes hold all weights"
 
-    def _check_trunk(self) -> None:
-        """Raise ValueError where the lean trunk cannot compute the passes of this recipe."""
+    def _problems_of_trunk(self) -> Iterator[str]:
+        """Yield why the lean trunk cannot compute the passes of this recipe."""
         if self.hardware.trunk == "library":
             if self.hardware.joined_rows:
-                raise ValueError("hardware.joined_rows needs hardware.trunk: lean")
+                yield "hardware.joined_rows needs hardware.trunk: lean"
             return
         if self.hardware.divides_weights:
-            raise ValueError("hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights")
+            yield "hardware.trunk: lean needs hardware.engine: ddp, whose processes hold all weights"
         if self.lora.lora_dropout:
-            raise ValueError("hardware.trunk: lean needs lora.lora_dropout: 0")
+            yield "hardware.trunk: lean needs lora.lora_dropout: 0"
         if self.model.architecture and self.model.architecture.model_type not in LEAN_TYPES:
-            raise ValueError(f"hardware.trunk: lean needs a model of type {', '.join(LEAN_TYPES)}: use library")
+            yield f"hardware.trunk: lean needs a model of type {', '.join(LEAN_TYPES)}: use library"
 
-    def _check_online(self) -> None:
-        """Raise ValueError for a stage with samples of its own that does not suit hardware or other sections."""
+    def _problems_of_online(self) -> Iterator[str]:
+        """Yield where a stage with samples of its own does not suit hardware or other sections."""
         count = self.hardware.count
         for stage, options in self.online().items():
             if options.model_scores and self.rm is None:
-                raise ValueError(f"{stage} needs a section rm: the reward model scores its responses")
+                yield f"{stage} needs a section rm: the reward model scores its responses"
             shares = {"num_mini_batches": options.num_mini_batches, "num_generations": options.samples_per_prompt}
             for key, number in shares.items():
                 if options.batch_size // number % count:
-                    raise ValueError(f"{stage}: batch_size / {key} must be divisible by hardware.count: {count}")
+                    yield f"{stage}: batch_size / {key} must be divisible by hardware.count: {count}"
             if options.vllm_url is not None and count > 1:
-                raise ValueError(f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters")
+                yield f"{stage}.vllm_url needs hardware.count: 1: one server has one set of adapters"
 
     def sections(self) -> dict[StageName, StageOptions]:
         """Return the sections of all stages that the recipe has."""

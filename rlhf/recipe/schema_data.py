@@ -1,13 +1,14 @@
 """The keys of a recipe about its data: the source, the toy worlds, what its rows are, and the held-out part."""
 
 import re
-from typing import Annotated, Any, Literal, Self, get_args
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlhf.recipe.bounds import MadeRows, MadeRowsOrZero, Name
 from rlhf.recipe.choices import LengthsShape, OnBadRow, RowSet, RowType, Turns
-from rlhf.recipe.strict import AsTuple, Section, check_source
+from rlhf.recipe.strict import AsTuple, Section, problems_of_source
 
 
 class Toy(Section):
@@ -38,14 +39,9 @@ class Additions(Section):
     demonstrations: MadeRowsOrZero = 0  # other questions with right answers, for SFT
     largest: Annotated[int, Field(gt=0, le=99)]  # largest number in a question; the smallest is 1
 
-    @model_validator(mode="after")
-    def _check_number(self) -> Self:
-        """Raise ValueError for more questions than there are."""
+    def problems(self) -> Iterator[str]:
         if self.prompts + self.demonstrations > self.largest**2:
-            raise ValueError(
-                f"largest: {self.largest} gives {self.largest**2:,} questions, fewer than prompts and demonstrations"
-            )
-        return self
+            yield f"largest: {self.largest} gives fewer questions than prompts and demonstrations together"
 
 
 class ReasoningGym(Section):
@@ -56,12 +52,9 @@ class ReasoningGym(Section):
     size: MadeRows  # questions, training and held-out together, each once
     config: dict[Name, Any] = Field(default={})  # keys of the task's own, such as its difficulty
 
-    @model_validator(mode="after")
-    def _check_config(self) -> Self:
-        """Raise ValueError for keys of the package's config that follow from others."""
+    def problems(self) -> Iterator[str]:
         if own := {"seed", "size"} & self.config.keys():
-            raise ValueError(f"config.{own.pop()}: it follows from the recipe's seed and from size; remove it")
-        return self
+            yield f"config.{own.pop()}: it follows from the recipe's seed and from size; remove it"
 
 
 class Lengths(Section):
@@ -108,28 +101,17 @@ class Data(Section):
         """Return whether the true reward of a response is known."""
         return self.source == "toy"
 
-    @model_validator(mode="after")
-    def _check_source(self) -> Self:
-        """Raise ValueError for a source without its keys, or with keys that it does not read."""
-        key_of = {"hub": "name"}  # the key that a source needs, where it is not named as the source
-        only = {"files": ("files",)} | dict.fromkeys(HUB_KEYS, ("hub",)) | dict.fromkeys(ROW_KEYS, ("files", "hub"))
-        check_source(self, {self.source: (key_of.get(self.source, self.source),)}, only)
-        return self
-
     def own_keys(self) -> list[str]:
         """Return the keys that are set and that hold for the recipe's own rows, but not for others in their place."""
         return [key for key in (*HUB_KEYS, *ROW_KEYS) if getattr(self, key) is not None]
 
-    @model_validator(mode="after")
-    def _check_parts(self) -> Self:
-        """Raise ValueError for a format that is none, and for a split or a fraction that names no part of the data."""
+    def problems(self) -> Iterator[str]:
+        key_of = {"hub": "name"}  # the key that a source needs, where it is not named as the source
+        only = {"files": ("files",)} | dict.fromkeys(HUB_KEYS, ("hub",)) | dict.fromkeys(ROW_KEYS, ("files", "hub"))
+        yield from problems_of_source(self, {self.source: (key_of.get(self.source, self.source),)}, only)
         if self.format not in FORMATS and not re.fullmatch(r"[\w.]+:\w+", self.format):
-            raise ValueError(f"format: {self.format!r} is none of {', '.join(FORMATS)}, nor module:function of yours")
+            yield f"format: {self.format!r} is none of {', '.join(FORMATS)}, nor module:function of yours"
         if self.split is not None and not re.fullmatch(r"[\w.-]+", self.split):
-            raise ValueError(f"split: {self.split!r} is not the name of one split, such as train_prefs")
+            yield f"split: {self.split!r} is not the name of one split, such as train_prefs"
         if self.validation_fraction is not None and self.validation_fraction >= self.heldout_fraction:
-            raise ValueError(
-                f"validation_fraction: {self.validation_fraction} must be below heldout_fraction: "
-                f"{self.heldout_fraction}: it is a part of that"
-            )
-        return self
+            yield f"validation_fraction: {self.validation_fraction} must be below heldout_fraction, whose part it is"

@@ -1,17 +1,17 @@
 """The keys of a recipe about the machine and the model: hardware, base, tokenizer and adapters."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from rlhf.files import JsonObject
 from rlhf.recipe.bounds import Fraction, Name, Parts, Positive, Tokens, Width
 from rlhf.recipe.choices import Device, Template, Trunk
 from rlhf.recipe.model_types import TYPES
-from rlhf.recipe.strict import AsTuple, Section, check_source
+from rlhf.recipe.strict import AsTuple, Section, problems_of_source
 
 MOST_HEAD_DIM = 2**20
 SMALLEST_TRAINED = 261  # tokens: 256 bytes, padding, beginning, end and the marks of the two speakers
@@ -58,17 +58,13 @@ class Architecture(Section):
     max_position_embeddings: Annotated[int, Field(gt=0, le=2**24)]
     tie_word_embeddings: bool
 
-    @model_validator(mode="after")
-    def _check_heads(self) -> Self:
-        """Raise ValueError unless the heads have a width of their own or divide that of the model."""
+    def problems(self) -> Iterator[str]:
+        yield from self.not_multiple("num_attention_heads", "num_key_value_heads")
         head_dim = self.others().get("head_dim")
-        if head_dim is not None and (type(head_dim) is not int or not 1 <= head_dim <= MOST_HEAD_DIM):
-            raise ValueError(f"head_dim: {head_dim!r} must be a whole number from 1 to {MOST_HEAD_DIM:,}")
-        if (self.hidden_size % self.num_attention_heads and head_dim is None) or (
-            self.num_attention_heads % self.num_key_value_heads
-        ):
-            raise ValueError("hidden_size must be a multiple of num_attention_heads, and these of num_key_value_heads")
-        return self
+        if head_dim is None:
+            yield from self.not_multiple("hidden_size", "num_attention_heads")
+        elif type(head_dim) is not int or not 1 <= head_dim <= MOST_HEAD_DIM:
+            yield f"head_dim: {head_dim!r} must be a whole number from 1 to {MOST_HEAD_DIM:,}"
 
     @classmethod
     def required_keys(cls) -> tuple[str, ...]:
@@ -137,13 +133,11 @@ class Model(Section):
         """Return where the weights are from: a name, the first of the packages, or that they are random."""
         return self.name or (self.files[0].words if self.files else "random weights")
 
-    @model_validator(mode="after")
-    def _check_source(self) -> Self:
-        """Raise ValueError for a source of weights without its keys."""
+    def problems(self) -> Iterator[str]:
         needs = {"hub": ("name",), "local": ("name",), "package": ("files", "sha256")}
         needs |= {"pretrain": ("architecture",), "random": ("architecture",)}
-        check_source(self, needs, {"revision": ("hub",), "files": ("package",), "sha256": ("package",)})
-        return self
+        only = {"revision": ("hub",), "files": ("package",), "sha256": ("package",)}
+        yield from problems_of_source(self, needs, only)
 
 
 class Tokenizer(Section):
@@ -163,28 +157,20 @@ class Tokenizer(Section):
         None  # enable_thinking: false
     )
 
-    @model_validator(mode="after")
-    def _check_source(self) -> Self:
-        """Raise ValueError for a source of the tokenizer without its keys, or with keys that it cannot use."""
+    def problems(self) -> Iterator[str]:
         needs = {"hub": ("name",), "local": ("name",), "train": ("vocab_size",), "words": ("vocab_size",)}
         loaded = ("hub", "local", "package")
-        check_source(self, needs, {"revision": ("hub",), "pad_token": loaded, "eos_token": loaded})
+        yield from problems_of_source(self, needs, {"revision": ("hub",), "pad_token": loaded, "eos_token": loaded})
         if self.source == "train" and (self.vocab_size or 0) < SMALLEST_TRAINED:
-            raise ValueError(f"vocab_size: {self.vocab_size} holds no token for every byte: {SMALLEST_TRAINED} or more")
+            yield f"vocab_size: {self.vocab_size} holds no token for every byte: {SMALLEST_TRAINED} or more"
         if self.source not in loaded and self.template == "chat":
-            raise ValueError("a tokenizer that is made here has no chat template; use template: hh")
-        return self
-
-    @model_validator(mode="after")
-    def _check_chat_settings(self) -> Self:
-        """Raise ValueError for settings of the chat template that cannot be used."""
+            yield "a tokenizer that is made here has no chat template; use template: hh"
         reserved = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
         if given := reserved.intersection(self.chat_template_kwargs or ()):
-            raise ValueError(f"chat_template_kwargs: {given.pop()} is set for every conversation; leave it out")
+            yield f"chat_template_kwargs: {given.pop()} is set for every conversation; leave it out"
         for key in ("system_prompt", "chat_template_kwargs"):
             if self.template != "chat" and getattr(self, key) is not None:
-                raise ValueError(f"{key} is set, but template is {self.template}: set template: chat, or remove {key}")
-        return self
+                yield f"{key} is set, but template is {self.template}: set template: chat, or remove {key}"
 
 
 class Lora(Section):
@@ -195,13 +181,10 @@ class Lora(Section):
     lora_dropout: Fraction  # in SFT only: TRL switches it off for RM, DPO and KTO; PPO trains the policy it samples
     target_modules: Annotated[tuple[Name, ...], AsTuple, Field(min_length=1)] | Literal["all-linear"]
 
-    @model_validator(mode="after")
-    def _check_targets(self) -> Self:
-        """Raise ValueError for adapters in modules that all roles share."""
+    def problems(self) -> Iterator[str]:
         shared = {"lm_head", "embed_tokens"} & {name.split(".")[-1] for name in self.target_modules}
         if shared and self.target_modules != "all-linear":
-            raise ValueError(f"target_modules: {shared.pop()} stays as it is, because all roles share it; leave it out")
-        return self
+            yield f"target_modules: {shared.pop()} stays as it is, because all roles share it; leave it out"
 
 
 class BaseSpec(NamedTuple):

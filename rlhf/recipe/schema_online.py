@@ -1,8 +1,9 @@
 """The sections of a recipe for stages that learn from their own samples: PPO, RLOO and GRPO."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlhf.objectives.choices import Advantage, KlEstimator, Level, LossType, SamplingCorrection, Scale, TokenLevel
 from rlhf.recipe.bounds import (
@@ -22,7 +23,7 @@ from rlhf.recipe.bounds import (
     Training,
 )
 from rlhf.recipe.choices import CriticKind, KeptWeights
-from rlhf.recipe.strict import AsTuple, check_multiple
+from rlhf.recipe.strict import AsTuple
 
 MODEL_REWARD = "model"  # in reward_funcs: the reward model
 
@@ -105,29 +106,26 @@ class OnlineBase(Training):
         passes: int = getattr(self, self.passes_key)
         return passes
 
-    @model_validator(mode="after")
-    def _check_combinations(self) -> Self:
-        """Raise ValueError for keys that cannot be combined."""
-        check_multiple(self, "batch_size", "num_mini_batches")
-        check_multiple(self, "eval_steps", "logging_steps")
-        check_multiple(self, "save_steps", "logging_steps")
+    def problems(self) -> Iterator[str]:
+        yield from self.not_multiple("batch_size", "num_mini_batches")
+        yield from self.not_multiple("eval_steps", "logging_steps")
+        yield from self.not_multiple("save_steps", "logging_steps")
         if self.kl_target is not None and not getattr(self, self.kl_key):
-            raise ValueError(f"kl_target needs {self.kl_key} above 0: it is multiplied, so that 0 stays 0")
+            yield f"kl_target needs {self.kl_key} above 0: it is multiplied, so that 0 stays 0"
         if self.kl_penalty == "loss" and self.kl_estimator == "k1" and not self.corrects_kl:
-            raise ValueError("kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero")
+            yield "kl_penalty: loss needs kl_estimator k2 or k3: the expected gradient of k1 is zero"
         if self.kl_penalty == "loss" and self.kl_estimator == "k2" and self.corrects_kl:
-            raise ValueError("kl_estimator: use k3 or k1, not k2: times GRPO's ratio its gradient is wrong")
+            yield "kl_estimator: use k3 or k1, not k2: times GRPO's ratio its gradient is wrong"
         if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
-            raise ValueError(f"vllm_url: {self.vllm_url} must begin with http:// or https://")
+            yield f"vllm_url: {self.vllm_url} must begin with http:// or https://"
         if len(self.weights) != len(self.reward_funcs):
-            raise ValueError("reward_weights: give each of reward_funcs its weight")
+            yield "reward_weights: give each of reward_funcs its weight"
         if not any(self.weights):
-            raise ValueError("reward_weights: one must not be 0")
+            yield "reward_weights: one must not be 0"
         if len(set(self.reward_funcs)) != len(self.reward_funcs):
-            raise ValueError("reward_funcs names a reward twice")
+            yield "reward_funcs names a reward twice"
         if self.normalize_scores and not self.model_scores:
-            raise ValueError(f"normalize_scores needs {MODEL_REWARD} among reward_funcs: it is about its scores")
-        return self
+            yield f"normalize_scores needs {MODEL_REWARD} among reward_funcs: it is about its scores"
 
 
 class Ppo(OnlineBase):
@@ -149,14 +147,12 @@ class Ppo(OnlineBase):
     sigmoid_scores: bool = False
     value_model: CriticKind = "adapter"  # a head on the policy, or an adapter that starts as `reward` or the policy
 
-    @model_validator(mode="after")
-    def _check_ppo(self) -> Self:
-        """Raise ValueError for keys of PPO that cannot be combined."""
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.sigmoid_scores and (self.normalize_scores or not self.model_scores):
-            raise ValueError(f"sigmoid_scores needs {MODEL_REWARD} among reward_funcs, and normalize_scores: false")
+            yield f"sigmoid_scores needs {MODEL_REWARD} among reward_funcs, and normalize_scores: false"
         if self.value_warmup_steps >= self.steps:
-            raise ValueError("value_warmup_steps must be below steps, or the policy never learns")
-        return self
+            yield "value_warmup_steps must be below steps, or the policy never learns"
 
 
 class GroupBase(OnlineBase):
@@ -199,12 +195,10 @@ class GroupBase(OnlineBase):
         """
         return self.passes * self.num_mini_batches == 1 and not self.beta and self.correction == "none"
 
-    @model_validator(mode="after")
-    def _check_groups(self) -> Self:
-        """Raise ValueError for keys of groups and rewards that cannot be combined."""
-        check_multiple(self, "batch_size", "num_generations")
-        check_multiple(self, "rollout_batch_size", "num_generations")
-        return self
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        yield from self.not_multiple("batch_size", "num_generations")
+        yield from self.not_multiple("rollout_batch_size", "num_generations")
 
 
 class Rloo(GroupBase):
@@ -230,14 +224,12 @@ class Grpo(GroupBase):
         """Return how rewards become advantages: `rlhf.objectives.groups.ADVANTAGES`."""
         return self.scale_rewards
 
-    @model_validator(mode="after")
-    def _check_methods(self) -> Self:
-        """Raise ValueError for CISPO and GMPO with keys that they cannot use."""
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.loss_type == "cispo" and self.epsilon_high is None:
-            raise ValueError("loss_type: cispo needs epsilon_high, the largest ratio, as in TRL: 5.0 is usual")
+            yield "loss_type: cispo needs epsilon_high, the largest ratio, as in TRL: 5.0 is usual"
         if self.loss_type in ("cispo", "gmpo") and self.importance_sampling_level != "token":
-            raise ValueError(f"loss_type: {self.loss_type} needs importance_sampling_level: token")
-        return self
+            yield f"loss_type: {self.loss_type} needs importance_sampling_level: token"
 
 
 GroupOptions = Rloo | Grpo

@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, JsonValue
@@ -22,6 +22,23 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     documented_in: ClassVar[str] = "docs/keys.yaml"  # the page that explains its keys
+
+    def problems(self) -> Iterator[str]:
+        """Yield in words which of its keys do not go together."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _check_problems(self) -> Self:
+        """Raise ValueError for the first problem."""
+        for problem in self.problems():
+            raise ValueError(problem)
+        return self
+
+    def not_multiple(self, key: str, of: str) -> Iterator[str]:
+        """Yield the problem of a number that is no multiple of the one at another key."""
+        number, base = getattr(self, key), getattr(self, of)
+        if number % base:
+            yield f"{key}: {number} must be a multiple of {of}: {base}"
 
 
 Changes = dict[str, JsonValue]  # of a recipe: dotted key -> new value
@@ -77,27 +94,22 @@ def _nearest(kind: type[Section], key: str, prefix: str) -> str:
     return f"{named}{kind.documented_in} lists all"
 
 
-def check_source(section: Any, needs: Mapping[str, Sequence[str]], only: Mapping[str, Sequence[str]]) -> None:
-    """Raise ValueError for a section whose `source` lacks a key that it needs, or has one that only others read.
+def problems_of_source(
+    section: Any, needs: Mapping[str, Sequence[str]], only: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """Yield the problems of a section whose `source` lacks a key that it needs, or has one that only others read.
 
     needs: source -> keys; only: key -> sources that read it. A hub's revision is a commit.
     """
     source = section.source
     for key in needs.get(source, ()):
         if not getattr(section, key):
-            raise ValueError(f"source: {source} needs {key}")
+            yield f"source: {source} needs {key}"
     if source == "hub" and not is_commit(section.revision):
-        raise ValueError("source: hub needs revision: the 40-digit commit, so that nothing can change")
+        yield "source: hub needs revision: the 40-digit commit, so that nothing can change"
     for key, sources in only.items():
         if getattr(section, key) and source not in sources:
-            raise ValueError(f"{key} is set, but source is {source}: remove it, or set source: {' or '.join(sources)}")
-
-
-def check_multiple(section: Section, key: str, of: str) -> None:
-    """Raise ValueError unless the number at a key is a multiple of the one at another."""
-    number, base = getattr(section, key), getattr(section, of)
-    if number % base:
-        raise ValueError(f"{key}: {number} must be a multiple of {of}: {base}")
+            yield f"{key} is set, but source is {source}: remove it, or set source: {' or '.join(sources)}"
 
 
 def is_commit(text: str | None) -> bool:

@@ -50,7 +50,7 @@ def figures(summaries: Mapping[str, Summary], price: float | None) -> Table | No
 def _figure(stage: str, figure: Figure, value: float | None, verdict: Verdict) -> list[str | Cell]:
     """Return the cells of a figure."""
     kind = "good" if verdict.word in published.GOOD else "bad" if verdict.word in published.BAD else ""
-    return [stage, figure.title, figure.text(in_full=True), wording.number(value), Cell(str(verdict), kind)]
+    return [stage, figure.title, figure.text(), wording.number(value), Cell(str(verdict), kind)]
 
 
 def costs(run: RunRecords) -> Table | None:

@@ -75,7 +75,7 @@ class Cost(NamedTuple):
 
 def costs(summary: records.Summary) -> list[Cost]:
     """Return the peak of the card, the time and the speed of a finished stage, and the memory of its process."""
-    texts = {target.figure.metric: target.figure.text(in_full=True) for target in summary.figures}
+    texts = {target.figure.metric: target.figure.text() for target in summary.figures}
     peak, predicted = summary.peak_vram_bytes, summary.predicted_peak_vram_bytes
     seconds, hours, speed = summary.wall_seconds, summary.projected_hours, summary.tokens_per_second
     found = [

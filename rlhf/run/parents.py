@@ -9,7 +9,6 @@ from rlhf.errors import UserError
 from rlhf.files import sha256
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml
 from rlhf.recipe.chain import changed_settings, differences
-from rlhf.recipe.folders import no_section
 from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyName
 from rlhf.run import identity, records
 from rlhf.run.finished import read_manifest, verified
@@ -49,8 +48,7 @@ class Parents:
 
         The recipe must have the stage, it must be finished, and it must have been made from the same inputs as ours.
         """
-        if self.loaded.recipe.section(stage) is None:
-            raise UserError(no_section(stage, self.loaded))
+        self.loaded.require(stage)
         path = self.folder(stage)
         if not (path / SUMMARY).exists():
             state, resume = ("did not finish", " --resume") if (path / MANIFEST).exists() else ("has not been run", "")

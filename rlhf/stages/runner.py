@@ -14,8 +14,8 @@ from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, environment, exhaustion, launching
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
-from rlhf.recipe import PinnedRecipe, StageName, parents, shape
-from rlhf.recipe.folders import no_section
+from rlhf.recipe import PinnedRecipe, StageName, parents
+from rlhf.recipe.context import check_context
 from rlhf.recipe.schema import Dialogues, Evaluate
 from rlhf.recipe.schema_online import MODEL_REWARD, OnlineBase, OnlineOptions
 from rlhf.recipe.stages import EVALUATE, ONLINE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, PolicyName
@@ -72,7 +72,7 @@ def execute(
     """
     cuda.set_environment(loaded.recipe)
     run = StageRun(out, loaded, stage, is_main=not distributed.rank(), only=only)
-    check_section(loaded, stage)
+    loaded.require(stage)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary, result = run.done(), None
         if summary is None:
@@ -94,18 +94,12 @@ def execute(
 # -- before anything is loaded -----------------------------------------------------------------------------------------
 
 
-def check_section(loaded: PinnedRecipe, stage: StageName) -> None:
-    """Raise UserError for a stage that the recipe does not have."""
-    if loaded.recipe.section(stage) is None:
-        raise UserError(no_section(stage, loaded))
-
-
 def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
     """Raise UserError where an unfinished stage needs a function, a judge, an encoder or a file that is not there.
 
     Also for sequences beyond the model's context.
     """
-    shape.check_context(loaded.recipe)
+    check_context(loaded.recipe)
     options = loaded.recipe.section(stage)
     if isinstance(options, OnlineOptions):
         for name in options.reward_funcs:

@@ -158,7 +158,7 @@ def test_reproduce_compares_each_seed_their_mean_and_all_stages_together():
     after = rows["sft", "perplexity after (Training Metrics Timeline)"]
     assert after[-1] == "1 of 2 reproduced, mean above (+1.7 %)"
     assert rows["sft", "held-out perplexity (Step 1, SFT Training)"][-1] == "2 of 2 reproduced, mean reproduced"
-    assert rows["rm", "held-out accuracy (Step 2, Reward Model)"][0] == "≥ 0.7"
+    assert rows["rm", "held-out accuracy (Step 2, Reward Model)"][0] == "≥ 0.7 fraction"
     assert rows["sft", "peak memory (Step 1, SFT Training)"][-1] == "1 of 2 reproduced, mean reproduced"
     assert rows["ppo", "first KL (Training Metrics Timeline)"][-1].startswith("not compared: 0 by construction")
     assert rows["all", "peak memory (Memory Usage Breakdown)"][-1] == "2 of 2 reproduced, mean reproduced"
