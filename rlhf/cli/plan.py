@@ -21,7 +21,6 @@ from rlhf.plan.published_figures import ComparedFigure
 from rlhf.process.cuda import CONTEXT_BYTES, CONTEXT_SEEN
 from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml
-from rlhf.recipe.context import check_context
 from rlhf.recipe.published import CHAIN
 from rlhf.recipe.stages import PRETRAIN, STAGES
 from rlhf.report.tables import table
@@ -62,7 +61,6 @@ def plan(
     if fit and fit != "card" and size_in_bytes(fit) is None:
         raise click.BadParameter(f"{fit!r}: a size with its unit, such as 12GB, or card", param_hint="--fit")
     loaded = choice.load(stage)
-    check_context(loaded.recipe)
     if "model.name" in loaded.overrides and not any(key.startswith("model.arch") for key in loaded.overrides):
         terminal.say("memory is predicted for model.architecture, still that of the recipe's own model: set it too")
     stages = predicted_stages(loaded.recipe)

@@ -9,13 +9,13 @@ from typing import Any
 from rlhf.data.source import read_tasks
 from rlhf.errors import OptionError, no_such
 from rlhf.files import JsonObject
+from rlhf.new.learning_rates import adapter_rate
 from rlhf.new.model import ModelFacts, ModelFiles
 from rlhf.new.options import NewOptions
 from rlhf.packages import package_version
 from rlhf.recipe import TrainingName
 from rlhf.recipe.context import context_length
 from rlhf.recipe.folders import available, default_root
-from rlhf.recipe.learning_rates import adapter_rate
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.pinned import spread
 from rlhf.recipe.plain_yaml import read_yaml

@@ -32,15 +32,6 @@ def parents(recipe: Recipe, stage: StageName) -> list[StageName]:
     return [name for name in STAGES if name in needed and recipe.section(name) is not None]
 
 
-def stages_before(recipe: Recipe, stage: StageName) -> list[StageName]:
-    """Return the stages to run before `stage`, in order.
-
-    These are its parents; before an evaluation also one policy: PPO's, or the first that the recipe has.
-    """
-    policies = recipe.policies() if stage == EVALUATE else []
-    return [*parents(recipe, stage), *policies[:1]]
-
-
 def deciding_settings(recipe: Recipe, stage: StageName) -> JsonObject:
     """Return the part of a recipe that decides what `stage` and its parents produce.
 

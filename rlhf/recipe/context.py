@@ -5,15 +5,7 @@ sliding window is no limit, because it moves with the text.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rlhf.errors import UserError
-from rlhf.files import JsonObject, read_json
-
-if TYPE_CHECKING:
-    from rlhf.recipe.schema import Recipe
-    from rlhf.recipe.schema_model import Model
+from typing import Any
 
 # Keys of the longest sequence in configurations of transformers: of most types, GPT-2, MPT and DBRX, RWKV.
 LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "context_length")
@@ -46,22 +38,3 @@ def too_long(lengths: Mapping[str, int], limit: int | None) -> str | None:
     """
     beyond = [f"{key}: {length:,}" for key, length in lengths.items() if limit is not None and length > limit]
     return f"{', '.join(beyond)} tokens are more than the model's context of {limit:,}" if beyond else None
-
-
-def check_context(recipe: "Recipe") -> None:
-    """Raise UserError where a stage admits sequences beyond the context of the model, if its config.json is here."""
-    model = recipe.model
-    config = _config(model) if model.source in ("hub", "local") else None
-    if config and (problem := too_long(recipe.lengths(), context_length(config))):
-        raise UserError(f"{problem} ({model.name}/config.json)")
-
-
-def _config(model: "Model") -> JsonObject | None:
-    """Return the model's config.json; None if it is not on this machine or cannot be read."""
-    assert model.name
-    if model.source == "local":
-        return read_json(Path(model.name, "config.json"))
-    from huggingface_hub import try_to_load_from_cache
-
-    file = try_to_load_from_cache(model.name, "config.json", revision=model.revision)
-    return read_json(Path(file)) if isinstance(file, str) else None

@@ -12,8 +12,6 @@ from rlhf.recipe.pinned import load
 from rlhf.recipe.plain_yaml import read_yaml
 from rlhf.recipe.stages import POLICIES, StageName
 
-OWN = Path("my-recipes")  # in the current folder: a user's own recipes, which git ignores
-
 
 def default_root() -> Path:
     """Return the folder of recipes.
@@ -26,14 +24,6 @@ def default_root() -> Path:
     package = Path(__file__).parents[1]
     candidates = (Path("recipes"), package.parent / "recipes", package / "recipes")
     return next((candidate for candidate in candidates if available(candidate)), candidates[0])
-
-
-def root_for_new() -> Path:
-    """Return the folder that new recipes are written into: RLHF_RECIPES if that is set, or else `my-recipes/` here.
-
-    They are not written into recipes/: what is there belongs to the project, in its indexes, budgets and tests.
-    """
-    return Path(os.environ.get("RLHF_RECIPES") or OWN)
 
 
 def available(root: Path) -> list[Path]:

@@ -83,8 +83,8 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
     """Read `directory/recipe.yaml`, apply `overrides` ({"ppo.kl_coef": 0.1}) in their order and check the result.
 
     `directory` may also name the file itself. Another `seed` is not a modification: a released recipe is meant to be
-    run with several. The figures of a file that was edited after its release are shown and not compared. Raises
-    UserError, one line, for anything that is wrong with the file, a key or a combination of values.
+    run with several. A file that was edited after its release has no figures. Raises UserError, one line, for anything
+    that is wrong with the file, a key or a combination of values.
     """
     directory = directory.parent if directory.name == "recipe.yaml" else directory
     absolute = Path(os.path.abspath(directory))  # `v1`, `.` and `a/../v1` also have a name and a version
@@ -95,10 +95,8 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
     overrides = dict(overrides or {})
     changes = overrides if seed is None else overrides | {"seed": seed}
     recipe = validate(Recipe, with_overrides(spread(content, file), changes), file, changes)
-    loaded = PinnedRecipe(recipe, directory, content_hash(content), overrides, _figures(directory / "published.yaml"))
-    if loaded.released_sha256:
-        loaded = loaded._replace(figures=tuple(map(_of_released, loaded.figures)))
-    return loaded
+    loaded = PinnedRecipe(recipe, directory, content_hash(content), overrides, ())
+    return loaded if loaded.released_sha256 else loaded._replace(figures=_figures(directory / "published.yaml"))
 
 
 def content_hash(content: object) -> str:
@@ -150,9 +148,3 @@ def _figures(file: Path) -> tuple[Figure, ...]:
     if content or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{file}: has a key 'targets' with a list of figures, and may have a key 'guide'")
     return tuple(validate(Figure, {"guide": guide} | row, file, {}, f"targets.{i}.") for i, row in enumerate(rows))
-
-
-def _of_released(figure: Figure) -> Figure:
-    """Return a figure of a released recipe as one that its edited file is not compared with."""
-    reason = figure.not_comparable or f"{'published figure' if figure.guide else 'target'} of the released recipe"
-    return figure.model_copy(update={"not_comparable": reason})

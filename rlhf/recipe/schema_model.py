@@ -128,11 +128,6 @@ class Model(Section):
     quantization: Literal["none", "nf4"] = "none"
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
 
-    @property
-    def origin(self) -> str:
-        """Return where the weights are from: a name, the first of the packages, or that they are random."""
-        return self.name or (self.files[0].words if self.files else "random weights")
-
     def problems(self) -> Iterator[str]:
         needs = {"hub": ("name",), "local": ("name",), "package": ("files", "sha256")}
         needs |= {"pretrain": ("architecture",), "random": ("architecture",)}

@@ -25,7 +25,6 @@ Role = SharedRole | PolicyName  # in an evaluation each policy has a role too
 
 STAGES: tuple[StageName, ...] = get_args(StageName)
 ONLINE: tuple[OnlineName, ...] = get_args(OnlineName)
-GROUPS: tuple[GroupName, ...] = get_args(GroupName)
 STARTS: tuple[PolicyStart, ...] = get_args(PolicyStart)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 LABELS: tuple[PolicyLabel, ...] = ("base", "sft", *POLICIES)
@@ -81,7 +80,7 @@ class Stage:
     sizes_from: tuple[StageName, ...] = ()  # stages whose sections give sizes to its rehearsal
     least_rows: int = 1  # of a micro-batch; more than one where its loss compares them: their number is in the result
     shared: bool = True  # `hardware.count` processes may share it
-    rate: float = 2e-5  # learning rate of an adapter whose base is 4,096 wide: rlhf/recipe/learning_rates.py
+    rate: float = 2e-5  # learning rate of an adapter whose base is 4,096 wide: rlhf/new/learning_rates.py
     # FSDP: phases in which a rank has its part of each layer and fetches them one by one, the next one while it
     # computes; and phases in which it has fetched all of them. While it loads, it has not given any away yet.
     divided: tuple[str, ...] = ()

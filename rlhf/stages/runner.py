@@ -15,7 +15,6 @@ from rlhf.observe.watch import LiveChecks
 from rlhf.process import cuda, distributed, endings, environment, exhaustion, launching
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import PinnedRecipe, StageName, parents
-from rlhf.recipe.context import check_context
 from rlhf.recipe.schema import Dialogues, Evaluate
 from rlhf.recipe.schema_online import MODEL_REWARD, OnlineBase, OnlineOptions
 from rlhf.recipe.stages import EVALUATE, ONLINE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, PolicyName
@@ -95,11 +94,7 @@ def execute(
 
 
 def check_settings(loaded: PinnedRecipe, stage: StageName) -> None:
-    """Raise UserError where an unfinished stage needs a function, a judge, an encoder or a file that is not there.
-
-    Also for sequences beyond the model's context.
-    """
-    check_context(loaded.recipe)
+    """Raise UserError where an unfinished stage needs a function, a judge, an encoder or a file that is not there."""
     options = loaded.recipe.section(stage)
     if isinstance(options, OnlineOptions):
         for name in options.reward_funcs:

@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf import recipe
+from rlhf.cli.chain import stages_before
 from rlhf.errors import UserError
 from rlhf.evaluation import compare
 from rlhf.files import sha256
 from rlhf.models.loading import load_base
 from rlhf.rating.pairs import pair_answers
 from rlhf.recipe import PinnedRecipe
-from rlhf.recipe.chain import stages_before
 from rlhf.run.directory import StageRun
 from tests.helpers import GROUP, RECIPE, SMALL, TWO_STEPS, beside, content_of, run_stages, small
 from tests.lines import read_intact_lines
@@ -222,10 +222,10 @@ def test_policies_that_start_at_the_base_are_compared_with_it(trained, tmp_path)
     assert merged["adapter_effect"] > 0 and merged["kl_of_merging"] < 1e-6
 
 
-def test_stages_before_are_those_that_are_there():
+def test_stages_before_are_those_that_are_there(tmp_path):
     loaded = from_base().recipe
     assert all(recipe.parents(loaded, stage) == ["pretrain"] for stage in ("ppo", "dpo", "grpo", "rm"))
-    assert stages_before(loaded, "evaluate") == ["pretrain", "rm", "ppo"]
+    assert stages_before(StageRun(tmp_path, from_base(), "evaluate")) == ["pretrain", "rm", "ppo"]
     assert (loaded.start, small().recipe.start) == ("base", "sft")
     with pytest.raises(UserError, match="sft"):
         recipe.load(RECIPE, SMALL | dict.fromkeys(("sft", "rm", "ppo", "dpo", "merge")))

@@ -9,9 +9,9 @@ import pytest
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.new import make as new
+from rlhf.new.learning_rates import adapter_rate
 from rlhf.new.options import NewOptions, card_of
 from rlhf.plan import machine
-from rlhf.recipe.learning_rates import adapter_rate
 from rlhf.recipe.schema_model import Architecture
 from tests import models
 from tests.e2e.predictor import Predictor

@@ -33,7 +33,6 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.process import distributed
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.schema import Dpo
-from rlhf.recipe.stages import GROUPS
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages import kto
@@ -556,7 +555,11 @@ def test_each_step_of_an_online_stage_is_taken_at_the_rate_that_it_logs(trained,
     """It falls in a line to 0, one step after the last; without warm-up the first step is one below the full rate."""
     keys = {"steps": 3, "learning_rate": 0.004, "lr_scheduler_type": "linear", "warmup_steps": 0}
     keys |= {"save_steps": 3, "eval_steps": 3}
-    loaded = grouped(stage, keys) if stage in GROUPS else small(**{f"ppo__{key}": value for key, value in keys.items()})
+    loaded = (
+        grouped(stage, keys)
+        if stage in ("rloo", "grpo")
+        else small(**{f"ppo__{key}": value for key, value in keys.items()})
+    )
     out = beside(trained, tmp_path, "pretrain", "sft", "rm")
     taken: list[float] = []
     step_optimizer = TrainState.step_optimizer

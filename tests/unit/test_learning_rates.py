@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import recipe
-from rlhf.recipe.learning_rates import adapter_rate
+from rlhf.new.learning_rates import adapter_rate
 from rlhf.recipe.stages import TRAINING_STAGES
 
 ROOT = Path(__file__).parents[2] / "recipes"
