@@ -42,28 +42,17 @@ def launched() -> bool:
 
 def rank() -> int:
     """Return the number of this process among all ranks; 0 without a launcher."""
-    return _number("RANK", 0)
+    return int(os.environ["RANK"]) if launched() else 0
 
 
 def world() -> int:
     """Return the number of ranks; 1 without a launcher."""
-    return _number("WORLD_SIZE", 1)
+    return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
 def local_rank() -> int:
     """Return the index of this process's device on its machine; 0 without a launcher."""
-    return _number("LOCAL_RANK", 0)
-
-
-def _number(name: str, alone: int) -> int:
-    """Return the number that a launcher has set; `alone` without a launcher. Raises UserError for another text."""
-    if not launched():
-        return alone
-    try:
-        return int(os.environ[name])
-    except ValueError:
-        text = f"{name}={os.environ[name]}: not a number, as launchers set it"
-        raise UserError(f"{text}; without a launcher unset {', '.join(RANK_VARIABLES)}") from None
+    return int(os.environ["LOCAL_RANK"]) if launched() else 0
 
 
 # -- communication ---------------------------------------------------------------------------------------------------

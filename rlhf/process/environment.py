@@ -8,6 +8,7 @@ import os
 import re
 
 from rlhf.process import distributed
+from rlhf.terminal import say
 
 # By prefix: each library adds names with each version.
 ARITHMETIC = re.compile(
@@ -18,23 +19,18 @@ LAUNCHER = re.compile(
     r"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|NODE|CROSS)_(RANK|SIZE|WORLD_SIZE)|ROLE_NAME|FORK_LAUNCHED)$|(ACCELERATE|"
     r"DEEPSPEED|FSDP|MASTER|MEGATRON_LM|PARALLELISM_CONFIG|SMDATAPARALLEL|TORCHELASTIC)_|(PMI[X2]?|OMPI|MV2|(I_)?MPI)_"
 )
-_TAKEN = "RLHF_TAKEN_OUT"  # names of what was taken out; child processes inherit it
 
 
 def prepare() -> None:
     """Take out of this process's environment what would decide in a recipe's place. Call it before torch is imported.
 
     A process that is alone loses all variables of launchers and of torch's arithmetic, a rank of several those of
-    arithmetic. Slurm's variables stay: no library here reads ranks from them, and trackers log its job.
+    arithmetic; a line names them. Slurm's variables stay: no library here reads ranks from them, and trackers log its
+    job.
     """
     alone = distributed.world() == 1
     found = {name for name in os.environ if ARITHMETIC.match(name) or (alone and LAUNCHER.match(name))}
-    if distributed.STARTED_HERE not in os.environ:  # this project's own launch sets some
-        os.environ[_TAKEN] = " ".join(sorted(found.union(taken_out())))
+    if found and distributed.STARTED_HERE not in os.environ:  # this project's own launch sets some
+        say(f"taken out of the environment, where the recipe decides: {', '.join(sorted(found))}")
     for name in found:
         del os.environ[name]
-
-
-def taken_out() -> list[str]:
-    """Return the names of the variables that `prepare` has taken out, here or in a parent process."""
-    return os.environ.get(_TAKEN, "").split()

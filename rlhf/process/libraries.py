@@ -1,14 +1,11 @@
 """The libraries of a process: imports that take long, and output that nobody needs."""
 
-import functools
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
-Function = Callable[..., Any]  # that is compiled, with arguments of its own
 # While bitsandbytes is imported, it advises on some CPUs a package that nothing here needs. Whichever library imports
 # it, it is quiet where this module was imported before: bench does so in its `__init__.py`.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -32,34 +29,17 @@ def without_collections() -> Iterator[None]:
 
 
 def import_bitsandbytes() -> None:
-    """Import bitsandbytes, if it is installed, before peft does; its functions are compiled at their first call.
+    """Import bitsandbytes, if it is installed, before peft does; the functions that it would compile run as written.
 
-    Without this it would compile some of them while it is imported. That imports torch's compiler, which takes a fifth
-    of the processor time of a stage's imports and which most stages never use.
+    They are for devices without kernels of its own. To compile them it imports torch's compiler, which takes a fifth of
+    the processor time of a stage's imports.
     """
     from unittest import mock  # imports asyncio, which `rlhf --help` does without
 
     import torch
 
-    with mock.patch.object(torch, "compile", _at_first_call(torch.compile)), suppress(ImportError):
+    with mock.patch.object(torch, "compile", lambda function, **_: function), suppress(ImportError):
         import bitsandbytes  # noqa: F401
-
-
-def _at_first_call(compile_now: Callable[..., Function]) -> Callable[..., Function]:
-    """Return a function in place of `torch.compile` whose results are compiled when they are first called."""
-
-    def compile_later(function: Function | None = None, **options: Any) -> Function:
-        if function is None:
-            return functools.partial(compile_later, **options)
-        compiled = functools.cache(lambda: compile_now(function, **options))
-
-        @functools.wraps(function)
-        def call(*args: object, **kwargs: object) -> object:
-            return compiled()(*args, **kwargs)
-
-        return call
-
-    return compile_later
 
 
 @contextmanager

@@ -153,7 +153,7 @@ class StageRun:
         """Add facts to manifest.json.
 
         `data`: which data was read; `cuts`: how many rows or prompts were cut to the recipe's lengths; `base`: what the
-        folder of the base was converted from; `taken_out`: the variables that were set and decided nothing.
+        folder of the base was converted from.
         """
         if self._manifest and self.is_main:  # it is empty in a stage that a command only reads
             self._manifest |= facts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlhf.errors import Interrupted, UserError
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
-from rlhf.process import cuda, distributed, endings, environment, exhaustion, launching
+from rlhf.process import cuda, distributed, endings, exhaustion, launching
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import PinnedRecipe, StageName, parents
 from rlhf.recipe.schema import Dialogues, Evaluate
@@ -157,7 +157,6 @@ def _train(
     if distributed.world() > 1:
         facts |= {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
     run.start(resume, sys.argv, facts)
-    run.describe(taken_out=environment.taken_out())
     run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
     if resume and run.resumed_from is None:
         say(f"{run.stage}: there was no checkpoint in {run.path} to continue from; it begins at its first step")
