@@ -117,7 +117,7 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
     this_run = _stage_run(task, loaded)
     if task.if_needed and chain.report_done(this_run):
         return None
-    if launching.needs_launch(loaded.recipe, stage) and this_run.done() is None:
+    if loaded.recipe.processes(stage) > 1 and not distributed.launched() and this_run.done() is None:
         with endings.reporting_progress(lambda: runner.progress(this_run)):
             launching.launch(loaded, task)
         return None

@@ -25,13 +25,8 @@ TIMEOUT = timedelta(minutes=10)  # ranks wait this long for one that hangs; a de
 # -- their start -----------------------------------------------------------------------------------------------------
 
 
-def needs_launch(recipe: Recipe, stage: StageName) -> bool:
-    """Return whether a stage needs several processes that no launcher has started yet."""
-    return recipe.processes(stage) > 1 and not distributed.launched()
-
-
 def launch(loaded: PinnedRecipe, task: Task) -> None:
-    """Run a task of a recipe in as many processes as the recipe has, with accelerate's launcher.
+    """Run a task of a recipe in as many processes as the recipe has, with accelerate's launcher, and nothing after it.
 
     If one ends with an error, the launcher ends the others. Raises UserError that names the rank that failed first and
     the reason.
@@ -43,14 +38,12 @@ def launch(loaded: PinnedRecipe, task: Task) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     stage, hardware = task.stage, loaded.recipe.hardware
-    check_engine(loaded.recipe, stage)
     file = loaded.directory / f"accelerate-{hardware.engine}.yaml"
     if not file.exists() and hardware.engine != "ddp":
         raise UserError(f"hardware.engine: {hardware.engine} needs {file}")
     engine = ["--config_file", str(file)] if file.exists() else ["--multi_gpu"]  # on any device, for accelerate
     flags = [*engine, "--num_processes", str(hardware.count), "--main_process_port", "0"]
     logging.disable(logging.CRITICAL)  # the errors below replace the launcher's messages
-    kept = os.environ.copy()
     # A rank must not take a file of the current folder for a library, as `python -m` does.
     os.environ |= children.child_environment(PYTHONSAFEPATH="1") | {distributed.STARTED_HERE: "1"}
     try:
@@ -63,10 +56,6 @@ def launch(loaded: PinnedRecipe, task: Task) -> None:
         raise endings.stop_for(stop.sigval) from None
     except (ConnectionError, RuntimeError) as error:
         raise UserError(f"the processes could not be started: {excerpt(str(error))}") from error
-    finally:
-        logging.disable(logging.NOTSET)
-        os.environ.clear()
-        os.environ.update(kept)
 
 
 def _failure_message(failures: Mapping[int, Any], stage: StageName) -> str:
@@ -131,24 +120,19 @@ def _leave() -> None:
 
 
 def check_world(recipe: Recipe, stage: StageName) -> None:
-    """Raise UserError unless the number of ranks is the number that the recipe has for a stage."""
+    """Raise UserError unless the number of ranks is the recipe's for a stage, and its engine can run the stage."""
     expected, started = recipe.processes(stage), distributed.world()
     if started != expected:
         raise UserError(
             f"{stage} with hardware.count: {recipe.hardware.count} runs in {expected} process(es), and {started} were "
             "started: let `rlhf run` start them, or give the launcher this number; `accelerate launch --cpu` starts one"
         )
-    check_engine(recipe, stage)
-
-
-def check_engine(recipe: Recipe, stage: StageName) -> None:
-    """Raise UserError if a stage cannot run under the recipe's engine, or was not started for it."""
     engine = recipe.hardware.engine
-    if recipe.processes(stage) == 1 or engine == "ddp" or stage in ONLINE:
+    if expected == 1 or engine == "ddp" or stage in ONLINE:
         return
     if recipe.hardware.device == "cpu":
         raise UserError(f"{stage} under {engine} needs GPUs: on CPUs transformers would silently use ddp instead")
-    if distributed.launched() and os.environ.get(f"ACCELERATE_USE_{engine.upper()}") != "true":
+    if os.environ.get(f"ACCELERATE_USE_{engine.upper()}") != "true":
         raise UserError(
             f"{stage} under {engine} needs `accelerate launch` with accelerate-{engine}.yaml: another "
             "launcher does not tell transformers"
