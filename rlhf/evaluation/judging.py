@@ -58,7 +58,7 @@ class Reply(NamedTuple):
 class Endpoint:
     """A model behind the address `url`, which ends in /v1; the key is in OPENAI_API_KEY. `option` named the address."""
 
-    def __init__(self, url: str, model: str, easy: str, *, option: str = "--url", retries: int = RETRIES):
+    def __init__(self, url: str, model: str, easy: str, option: str = "--url"):
         """Ask the question `easy` first. Raises UserError if the address, the key or the model is wrong."""
         require(["openai", "httpx2"], "a judge", install_command("judge"))
         import httpx2
@@ -88,9 +88,9 @@ class Endpoint:
             self._limits = {}
             self.reply(easy)
         except Unavailable:
-            self._client.max_retries = retries
+            self._client.max_retries = RETRIES
             self.reply(easy)
-        self._client.max_retries = retries
+        self._client.max_retries = RETRIES
 
     def reply(self, question: str) -> Reply:
         """Return the model's reply.

@@ -14,6 +14,7 @@ from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
 from rlhf.terminal import say
 from rlhf.terminal.progress import Bar
 
+AT_ONCE = 4  # pairs that are being judged
 # What a letter chooses, by the order of the answers.
 CHOICES: dict[AnswerOrder, dict[str, str]] = {
     "ab": {"A": "a", "B": "b", "C": "tie"},
@@ -41,7 +42,7 @@ def letter(reply: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def run(paired: PairedAnswers, url: str, model: str, *, limit: int | None = None, at_once: int = 4) -> None:
+def run(paired: PairedAnswers, url: str, model: str, *, limit: int | None = None) -> None:
     """Judge the first `limit` pairs that the model has not judged; each rating is stored as soon as it is known.
 
     Pairs that the endpoint refuses are left to be judged. Raises UserError for any other fault of the endpoint.
@@ -63,7 +64,7 @@ def run(paired: PairedAnswers, url: str, model: str, *, limit: int | None = None
     refused: list[str] = []
     unclear: list[str] = []
     with Bar("judge", len(todo)) as bar:
-        for number, result in enumerate(results_of(rate, todo, at_once), 1):
+        for number, result in enumerate(results_of(rate, todo, AT_ONCE), 1):
             if isinstance(result, Refused):
                 refused.append(str(result))
             elif isinstance(result, Exception):

@@ -24,7 +24,7 @@ AnswerOrder = Literal["ab", "ba"]  # in which the two answers are shown
 class Pair(NamedTuple):
     """Two answers to the prompt of row `item`, as they are shown; `digest` is a hash of the three texts.
 
-    `values`: those of a and b by name (score, true_reward), if both are known.
+    `values`: what a judge or a reward function gave a and b, by its name.
     """
 
     item: int
@@ -75,8 +75,7 @@ def pair_answers(run_directory: Path, a: str | None = None, b: str | None = None
 def _pair(index: int, row: SampleLine, a: str, b: str) -> Pair:
     """Return the answers of policies `a` and `b` in row `index` as a pair."""
     first, second = row.answers[a], row.answers[b]
-    sides = {"score": (first.score, second.score), "true_reward": (first.true_reward, second.true_reward)}
-    values = {key: (x, y) for key, (x, y) in sides.items() if x is not None and y is not None}
+    values = {key: (x, second.given[key]) for key, x in first.given.items() if key in second.given}
     texts = row.prompt, first.response, second.response
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
     prompt, response_a, response_b = map(_displayable, texts)

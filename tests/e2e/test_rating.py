@@ -161,26 +161,28 @@ def test_the_order_depends_on_the_rater_alone(root, serve):
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({"Host": "evil.example"}, 403),  # DNS rebinding
-        ({"Host": None}, 403),
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Origin": "null"}, 403),
         ({"X_Token": None}, 403),
         ({"X_Token": "guess\xe9"}, 403),
-        ({"Content_Type": "text/plain"}, 415),
         ({"Content_Length": None}, 413),
         ({"Content_Length": "-1"}, 413),
         ({"Content_Length": "9999999"}, 413),
-        ({"Host": "localhost:{port}", "Origin": "http://localhost:{port}"}, 200),
+        ({}, 200),
     ],
 )
 def test_only_the_page_may_rate(root, serve, headers, status):
     server = serve(root)
     assert server.server_address[0] == "127.0.0.1"
-    sent = {name: value and value.format(port=server.server_port) for name, value in headers.items()}
     body = b"" if "Content_Length" in headers else rate()
-    assert ask(server, "/rate", body, **sent)[0] == status
+    assert ask(server, "/rate", body, **headers)[0] == status
     assert (root / "ab").exists() == (status == 200)
+
+
+@pytest.mark.parametrize("host", ["evil.example", None, "localhost:{port}"])
+def test_only_this_machine_reads_the_page_and_its_token(root, serve, host):
+    """Also by a foreign name that resolves to this machine."""
+    server = serve(root)
+    status, _, page = ask(server, "/", method="GET", Host=host and host.format(port=server.server_port))
+    assert (status == 200) == (server.token in page) == (host == "localhost:{port}")
 
 
 # ---- what is on disk ----
@@ -311,10 +313,11 @@ def test_a_pair_that_the_endpoint_refuses_stays_to_be_judged(root, asked, stub):
     assert choices(root, "judge:some/model")[3] == "b"
 
 
-def test_what_was_judged_is_kept_when_the_endpoint_fails_for_good(root, asked, stub):
+def test_what_was_judged_is_kept_when_the_endpoint_fails_for_good(root, asked, stub, monkeypatch):
     server = stub(lambda question, times: (500, "oops") if "question 4" in question else honest(question, times))
+    monkeypatch.setattr(judge, "AT_ONCE", 1)
     with pytest.raises(UserError, match="500: oops") as caught:
-        judge.run(pair_answers(root), server.url, "some/model", at_once=1)
+        judge.run(pair_answers(root), server.url, "some/model")
     assert server.url in str(caught.value)
     assert max(map(server.asked.count, server.asked)) == 1 + judging.RETRIES
     kept, before = choices(root, "judge:some/model").keys(), len(server.about_pairs())

@@ -1,7 +1,6 @@
 """A client of an OpenAI-compatible endpoint: what it sends, and faults of an endpoint in one line each."""
 
 import time
-from typing import Any
 
 import pytest
 
@@ -22,8 +21,8 @@ def stub(monkeypatch):
         yield start
 
 
-def endpoint(url: str, **options: Any) -> Endpoint:
-    return Endpoint(url, "some/model", PROBE, **options)
+def endpoint(url: str) -> Endpoint:
+    return Endpoint(url, "some/model", PROBE)
 
 
 def test_a_question_is_asked_with_limits_and_a_key_only_if_there_is_one(stub, monkeypatch):
@@ -77,7 +76,7 @@ def test_what_is_wrong_with_an_endpoint_is_one_line(stub, monkeypatch, reply, ke
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://[nowhere/v1", "file:///etc/passwd"])
 def test_an_address_without_an_endpoint_is_one_line(url):
     with pytest.raises(UserError) as caught:
-        endpoint(url, retries=0)
+        endpoint(url)
     assert url in str(caught.value) and "--url" in str(caught.value) and str(caught.value).isprintable()
 
 
