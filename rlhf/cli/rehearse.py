@@ -5,15 +5,15 @@ import sys
 import click
 
 from rlhf import recipe as recipes
+from rlhf.cli import report
 from rlhf.cli.choice import RUN, Choice, chooses_recipe
 from rlhf.errors import OptionError, UserError
 from rlhf.files import remove
+from rlhf.process.task import run_child, task_of
 from rlhf.recipe import rehearsal as content
 from rlhf.recipe.folders import default_root
 from rlhf.run.lock import locked
-from rlhf.stages import rehearsal as rehearsing
-from rlhf.terminal import say
-from rlhf.terminal.tables import rows_table
+from rlhf.terminal import say, screen
 
 
 @click.command()
@@ -23,9 +23,8 @@ def rehearse(choice: Choice) -> None:
     """Run a card recipe's chain on a CPU, two steps of each stage.
 
     A small model stands for the recipe's: SmolLM2-135M, or what --weights names. Made rows stand for data of the hub;
-    lengths and batches are cut, and all else is as the recipe has it. Each stage that trains is stopped at its first
-    checkpoint and resumed. An earlier rehearsal of the recipe in <out>/rehearsal is replaced. The exit code is not 0 if
-    a stage failed, or computed a number that is not finite.
+    lengths and batches are cut, and all else is as the recipe has it. An earlier rehearsal of the recipe in
+    <out>/rehearsal is replaced. A stage that fails, or computes a number that is not finite, ends it with its exit code.
     """
     if choice.weights == "random":
         raise OptionError("--weights random: a rehearsal needs a tokenizer too: name the folder of a small checkpoint")
@@ -46,9 +45,9 @@ def rehearse(choice: Choice) -> None:
         remove(folder)
         folder.mkdir()
         content.write_rows(loaded.recipe, rows_file)
-        outcomes = [*rehearsing.outcomes(changed, choice.root / "rehearsal")]
-    rows = [(stage, f"{seconds:.0f}", resumed, found) for stage, seconds, _, resumed, found in outcomes]
-    rows_table(f"rehearsal of {loaded.name} {loaded.version}", ("stage", "seconds", "resumed from", "found"), rows)
-    if failed := next((outcome for outcome in outcomes if outcome.code), None):
-        say(f"error: {failed.stage}: see above; to run it alone: `rlhf run {failed.stage} {folder}`")
-        sys.exit(failed.code)
+        for stage in changed.recipe.sections():
+            screen.OUT.print(f"rehearsal of {stage}", style="bold")
+            if code := run_child(task_of(changed, stage, choice.root / "rehearsal", stop_on=["nan"])):
+                say(f"error: {stage}: see above; to run it alone: `rlhf run {stage} {folder}`")
+                sys.exit(code)
+    report.after_run(folder)

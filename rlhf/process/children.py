@@ -3,15 +3,13 @@
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlhf.process import endings
 from rlhf.process.environment import LAUNCHER
 
 TO_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # a terminal also sends them to child processes
-POLL = 0.05  # seconds between two looks at what a child has done
 _PART = "RLHF_PART_OF_COMMAND"  # environment variable of a child
 
 
@@ -43,19 +41,13 @@ def part_of_command() -> bool:
     return _PART in os.environ
 
 
-def run_child(command: Sequence[str], stop_when: Callable[[], bool] | None = None) -> int:
+def run_child(command: Sequence[str]) -> int:
     """Run a part of this command in a process of its own and return its exit code. A signal ends both.
 
-    `part_of_command` is true in the child, which then leaves it to this process to say what a signal left. The child is
-    stopped as by a scheduler, with SIGTERM, once `stop_when()` is true.
+    `part_of_command` is true in the child, which then leaves it to this process to say what a signal left.
     """
     with subprocess.Popen(command, env=child_environment(**{_PART: "1"})) as child:
         try:
-            while stop_when is not None and child.poll() is None:
-                if stop_when():
-                    child.terminate()
-                    break
-                time.sleep(POLL)
             return child.wait()
         except endings.Stopped as stop:
             if stop.number not in TO_GROUP:

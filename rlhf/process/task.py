@@ -6,7 +6,7 @@ several are started as `rlhf run --resolved FILE`.
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def arguments(task: Task) -> Iterator[list[str]]:
         yield ["run", "--resolved", str(file)]
 
 
-def run_child(task: Task, stop_when: Callable[[], bool] | None = None) -> int:
+def run_child(task: Task) -> int:
     """Run a task in a process of its own, as `rlhf.process.children.run_child` does. Return its exit code."""
     with arguments(task) as words:
-        return children.run_child([sys.executable, "-P", "-m", "rlhf.cli", *words], stop_when)
+        return children.run_child([sys.executable, "-P", "-m", "rlhf.cli", *words])

@@ -1,4 +1,4 @@
-"""A card recipe's chain, rehearsed for real with a tiny model: NF4, bfloat16, 8-bit optimizer, stopped and resumed."""
+"""A card recipe's chain, rehearsed for real with a tiny model: NF4, bfloat16, 8-bit optimizer."""
 
 import os
 import subprocess
@@ -24,8 +24,7 @@ def test_the_chain_of_a_recipe_with_checked_answers(tmp_path):
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0
-    table = done.stdout.partition("rehearsal of 4090-qwen3-8b v2")[2]
-    stages = [line.split()[1] for line in table.splitlines() if line.startswith("│")]
-    assert stages == ["grpo", "evaluate", "merge", "report"] and table.count("step-000001") == 1
+    stages = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("rehearsal of")]
+    assert stages == ["grpo", "evaluate", "merge"]
     run = tmp_path / "rehearsal" / RECIPE.parent.name / "v2"
     assert (run / "merge/model/model.safetensors").is_file() and (run / "report.html").is_file()

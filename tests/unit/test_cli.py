@@ -143,7 +143,7 @@ def refuse(*_, **__):
 def test_parents_are_run_first_in_order_with_the_same_options(command, tmp_path, monkeypatch, stage, changes, expected):
     """Each in a process of its own; the stage itself is not run here."""
     children: list[Task] = []
-    monkeypatch.setattr("rlhf.process.children.run_child", lambda words, _: noted(children, task_of(words), 0))
+    monkeypatch.setattr("rlhf.process.children.run_child", lambda words: noted(children, task_of(words), 0))
     monkeypatch.setattr("rlhf.stages.runner.execute", refuse)
     options = ["--recipe", str(RECIPE), "--out", str(tmp_path), *changes, "--seed", "3", "--resume", "--no-preflight"]
     typed = ["run", stage, "--with-parents", "--set", "model.dtype=bfloat16", *options, "--if-needed"]
@@ -159,7 +159,7 @@ def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, mon
     """It has said why itself."""
     children: list[str] = []
 
-    def run_child(words, _):
+    def run_child(words):
         stage = task_of(words).stage
         return noted(children, stage, 3 * (stage == "sft"))
 

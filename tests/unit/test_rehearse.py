@@ -10,7 +10,6 @@ from rlhf.data.load import check_rows
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe import rehearsal as rehearse_content
 from rlhf.recipe.chain import differences
-from rlhf.stages import rehearsal as rehearse
 from tests.helpers import rlhf, task_of
 from tests.records import write_records
 
@@ -75,9 +74,8 @@ def command(monkeypatch, capsys, tmp_path):
     """`rlhf rehearse` of a recipe, whose stages are `of_stage` in place of processes."""
 
     def call(of_stage, *options: object, name: str = "4090-llama2-7b/v3") -> tuple[int, str, str]:
-        def run_child(words: list[str], stop_when=None) -> int:
-            task = None if "report" in words else task_of(words)
-            code: int = of_stage(task, task.stage if task else "report", stop_when)
+        def run_child(words: list[str]) -> int:
+            code: int = of_stage(task_of(words))
             return code
 
         monkeypatch.setattr("rlhf.process.children.run_child", run_child)
@@ -86,39 +84,27 @@ def command(monkeypatch, capsys, tmp_path):
     return call
 
 
-def finish(tmp_path: Path, stage: str, **metrics: float | None) -> int:
-    folder = tmp_path / "rehearsal/4090-llama2-7b/v3" / stage
-    write_records(folder, {"resumed_from": "step-000001"}, {"metrics": metrics, "findings": ["nan"]})
-    return 0
-
-
-def test_each_stage_that_trains_is_stopped_at_a_checkpoint_and_resumed(command, tmp_path):
-    calls: list[tuple[str, bool, bool]] = []
-
-    def of_stage(task, stage, stop_when):
-        calls.append((stage, stop_when is not None, bool(task and task.resume)))
-        if stop_when:
-            assert not stop_when()
-            (tmp_path / "rehearsal/4090-llama2-7b/v3" / stage / "checkpoints/step-000001").mkdir(parents=True)
-            assert stop_when()
-            return rehearse.STOPPED
-        return 0 if stage == "report" else finish(tmp_path, stage, score=1.0)
-
-    code, out, err = command(of_stage)
-    assert (code, err) == (0, "")
-    trained = [(stage, *how) for stage in ("sft", "rm", "ppo", "dpo") for how in ((True, False), (False, True))]
-    assert calls == [*trained, ("evaluate", False, False), ("merge", False, False), ("report", False, False)]
-    assert out.count("step-000001") == 6 and "nan" in out
-
-
-def test_what_builds_on_a_stage_that_failed_is_not_run_and_the_code_is_its_own(command, tmp_path):
+def test_all_stages_are_run_in_order_and_their_page_is_written(command, tmp_path):
     ran: list[str] = []
 
-    def of_stage(words, stage, _):
-        ran.append(stage)
-        return 71 if stage == "rm" else finish(tmp_path, stage)
+    def of_stage(task) -> int:
+        assert task.stop_on == ["nan"] and task.resume is None
+        write_records(tmp_path / "rehearsal/4090-llama2-7b/v3" / task.stage, {}, {})
+        ran.append(task.stage)
+        return 0
 
-    code, out, err = command(of_stage)
-    assert code == 71 and ran == ["sft", "rm", "dpo"]
-    assert "exit code 71" in out and out.count("builds on rm") == 3
+    code, out, _ = command(of_stage)
+    assert code == 0 and ran == ["sft", "rm", "ppo", "dpo", "evaluate", "merge"]
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith("rehearsal of")] == ran
+
+
+def test_a_stage_that_fails_ends_the_rehearsal_with_its_code(command):
+    ran: list[str] = []
+
+    def of_stage(task) -> int:
+        ran.append(task.stage)
+        return 71 if task.stage == "rm" else 0
+
+    code, _, err = command(of_stage)
+    assert code == 71 and ran == ["sft", "rm"]
     assert "error: rm: " in err and "`rlhf run rm " in err

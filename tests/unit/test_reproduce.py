@@ -28,7 +28,7 @@ def measured(out: Path, seed: int, **manifest: object) -> None:
 
 def test_each_seed_and_stage_is_a_run_that_keeps_and_resumes_what_is_there(tmp_path, monkeypatch):
     run: list[Task] = []
-    monkeypatch.setattr(children, "run_child", lambda words, _: noted(run, task_of(words), 0))
+    monkeypatch.setattr(children, "run_child", lambda words: noted(run, task_of(words), 0))
     changed = LOADED.with_changes({"ppo.steps": 3})
     reproduce.run_seeds(changed, ["sft", "rm"], [0, 7], tmp_path)
     assert [(task.stage, task.out) for task in run] == [
@@ -42,7 +42,7 @@ def test_each_seed_and_stage_is_a_run_that_keeps_and_resumes_what_is_there(tmp_p
 def test_a_stage_is_not_begun_by_another_code_than_a_finished_one_had(tmp_path, monkeypatch):
     measured(tmp_path, 0)
     run: list[Task] = []
-    monkeypatch.setattr(children, "run_child", lambda words, _: noted(run, task_of(words), 0))
+    monkeypatch.setattr(children, "run_child", lambda words: noted(run, task_of(words), 0))
     with pytest.raises(UserError, match=r"seed-0/.*sft: (python|packages|code)"):
         reproduce.run_seeds(LOADED, ["sft"], [0, 7], tmp_path)
     assert [task.out for task in run] == [str(tmp_path / "seed-0")], "which is done, as its process says"
