@@ -15,7 +15,7 @@ from rlhf.recipe.stages import EVALUATE, MERGE, PRETRAIN, REWARD_MODELS, STAGE_T
 from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import read_manifest, read_summary
 from rlhf.run.layout import CARD, RESULT_FOLDERS, SUMMARY
-from rlhf.run.records import Manifest, Summary
+from rlhf.run.records import Summary
 from rlhf.terminal.wording import estimate
 
 TEMPLATE = Path(__file__).with_name("card.jinja")
@@ -62,7 +62,7 @@ def page(run_directory: Path, stage: StageName) -> str:
         whole=whole,
         source=model.get("source"),
         results=[*_results(run_directory, trained)],
-        facts=[*_facts(manifest)],
+        made=manifest,
         auto=f"AutoModelFor{'SequenceClassification' if is_reward else 'CausalLM'}",
         options=", num_labels=1" * is_reward + revision,
     )
@@ -85,20 +85,3 @@ def _results(run_directory: Path, trained: StageName) -> Iterator[str]:
     )
     if trained in REWARD_MODELS and accuracy:
         yield f"Accuracy on held-out pairs: {accuracy}"
-
-
-def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield what decides the weights, by name."""
-    changed = f", changed: {', '.join(f'`{key}`' for key in manifest.overrides)}" if manifest.overrides else ""
-    yield "recipe", f"{manifest.recipe}/{manifest.version}, SHA-256 `{manifest.recipe_sha256}`{changed}"
-    yield "seed", str(manifest.seed)
-    dirty = " and files that differed from it" * bool(manifest.code.dirty)
-    yield "code", f"commit `{manifest.code.commit}`{dirty}" if manifest.code.commit else "no commit"
-    for file in manifest.data.files if manifest.data else ():
-        yield "data", f"{Path(file.name).name}, SHA-256 `{file.sha256}`"
-    if revision := manifest.settings.get("model", {}).get("revision"):
-        yield "base", f"revision `{revision}`"
-    if manifest.base:
-        yield "base", f"GGUF file, SHA-256 `{manifest.base.get('sha256')}`"
-    yield "packages", ", ".join(f"{name} {version}" for name, version in manifest.packages.items())
-    yield "device", manifest.device.text()

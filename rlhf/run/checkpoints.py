@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rlhf.errors import UserError
@@ -95,8 +94,3 @@ def checkpoint_problem(folder: Path) -> str | None:
         return f"checkpoint.json is that of step {record.step}"
     files = (file for file in folder.rglob("*") if file.is_file() and file.name != "checkpoint.json")
     return change_in(folder, record.sha256, files)
-
-
-def with_resume_advice(folder: Path) -> AbstractContextManager[None]:
-    """Add a way out to a UserError that is raised while a checkpoint is read: resume from the one before it."""
-    return reader.advising(f"move {folder} away, and --resume takes the checkpoint before it")

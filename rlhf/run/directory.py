@@ -146,8 +146,7 @@ class StageRun:
         write_json(self.path / MANIFEST, self._manifest)
         if checkpoint is not None:
             self.checkpoints.drop_after(checkpoint.step)  # a later one is damaged, or it would have been chosen
-            with reader.advising("repair it, or begin anew with --restart"):
-                self.logs.rewind(checkpoint.step, checkpoint.log_lines)
+            self.logs.rewind(checkpoint.log_lines)
 
     def describe(self, **facts: JsonObject | list[str]) -> None:
         """Add facts to manifest.json.

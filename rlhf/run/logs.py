@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from rlhf.files import append, finite, json_lines, replacing, sync
-from rlhf.run import reader, records
+from rlhf.files import append, finite, replacing, sync
 from rlhf.run.layout import FINDINGS, METRICS, SAMPLES, TELEMETRY
 
 LOGS = (METRICS, TELEMETRY, SAMPLES, FINDINGS)
@@ -44,16 +43,12 @@ class Logs:
         """Return the number of lines of each log that exists."""
         return {name: file.read_bytes().count(b"\n") for name in LOGS if (file := self.folder / name).exists()}
 
-    def rewind(self, step: int, line_counts: Mapping[str, int] | None) -> None:
-        """Drop the lines after `step`, and those beyond `line_counts`: a step may log after its checkpoint.
-
-        The resumed run writes them again.
-        """
+    def rewind(self, line_counts: Mapping[str, int]) -> None:
+        """Drop the lines beyond the `line_counts` of a checkpoint. The resumed run writes them again."""
         for file in (self.folder / name for name in self.line_counts()):
-            lines = reader.read_lines(file, records.LogLine)
-            kept = lines if line_counts is None else lines[: line_counts.get(file.name, 0)]
+            kept = file.read_bytes().split(b"\n")[: line_counts.get(file.name, 0)]
             with replacing(file) as temporary:
-                temporary.write_text(json_lines(line.plain() for line in kept if line.step <= step), encoding="utf-8")
+                temporary.write_bytes(b"".join(line + b"\n" for line in kept))
                 sync(temporary)
 
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, object]]) -> None:

@@ -11,7 +11,6 @@ from rlhf.run.finished import read_manifest
 from rlhf.run.layout import MANIFEST
 from rlhf.run.records import Manifest
 
-MOST_NAMED = 4  # runs in a message
 EXPECTED = "name a run directory, <out>/<recipe>/<version>, or a stage's folder in it"
 
 
@@ -45,10 +44,7 @@ def named_run(path: Path) -> NamedRun:
         directory = path.parent if len(path.parts) > 1 else absolute.parent
         return NamedRun(directory, stage_name(absolute.name))
     if not _stages_in(path):
-        found = [file for depth in range(4) for file in sorted(path.glob("*/" * depth + f"v[0-9]*/*/{MANIFEST}"))]
-        below = list(dict.fromkeys(str(file.parents[1]) for file in found))[:MOST_NAMED]
-        hint = f"it holds {', '.join(below)}: name one of them" if below else EXPECTED
-        raise OptionError(f"{path}: no run, for no stage in it has a manifest.json; {hint}")
+        raise OptionError(f"{path}: no run, for no stage in it has a manifest.json; {EXPECTED}")
     return NamedRun(path, None)
 
 

@@ -1,9 +1,8 @@
 """Typed records of what evaluations, checks of data and reproductions have written."""
 
 from collections.abc import Mapping
-from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlhf.run.records import Amount, Code, Count, DataFile, Device, Number, Record, Summary
 
@@ -59,13 +58,4 @@ class Reproduction(Record):
     packages: dict[str, str]
     price_per_hour: Amount | None = None
     rows: list[DataFile] = Field(default=[])  # files that `--data` named, without their folders
-    seeds: Annotated[dict[str, dict[str, Summary]], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _check_stages(self) -> Self:
-        chains = [
-            [(stage, len(s.targets), len(s.all_stages)) for stage, s in run.items()] for run in self.seeds.values()
-        ]
-        if not chains[0] or any(chain != chains[0] for chain in chains):
-            raise ValueError("every seed needs the same stages with the same targets")
-        return self
+    seeds: dict[str, dict[str, Summary]]

@@ -11,7 +11,7 @@ from rlhf.recipe import PinnedRecipe, StageName, as_yaml
 from rlhf.recipe.chain import changed_settings, differences
 from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyName
 from rlhf.run import identity, records
-from rlhf.run.finished import read_manifest, verified
+from rlhf.run.finished import check_result, read_manifest, read_summary
 from rlhf.run.layout import ADAPTER, MANIFEST, SUMMARY
 from rlhf.terminal import excerpt, say
 
@@ -54,8 +54,10 @@ class Parents:
             state, resume = ("did not finish", " --resume") if (path / MANIFEST).exists() else ("has not been run", "")
             command = f"`rlhf run {stage} --with-parents{resume}` on this run or recipe"
             raise ParentMissing(f"{stage} {state} ({path}): first {command}")
+        summary = read_summary(path)
+        assert summary is not None  # its file is there
         self.check_same(stage, base=True, parents=True)
-        verified(self.run_directory, stage)
+        check_result(path, summary)
         return path
 
     def hashes(self, stage: StageName) -> dict[StageName, str]:

@@ -205,7 +205,7 @@ class Checkpoint(Record):
     step: Count
     wall_seconds: Amount
     sha256: dict[str, str]  # of each file beside it
-    log_lines: dict[str, Count] | None = None  # lines of each log at the checkpoint; older ones lack it
+    log_lines: dict[str, Count]  # lines of each log at the checkpoint
 
 
 class Generated(Record):

@@ -31,10 +31,11 @@ from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
 from rlhf.rollout.vllm_command import start_command
-from rlhf.run.checkpoints import require_usable, with_resume_advice
+from rlhf.run.checkpoints import require_usable
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_FUNCTION
 from rlhf.run.layout import ADAPTER
+from rlhf.run.reader import advising
 from rlhf.stages.online import role_passes, scores
 from rlhf.stages.online.checkpoints import update_checkpoints
 from rlhf.stages.online.reward_sum import RewardSum
@@ -108,7 +109,7 @@ class Session:
         that do not differ.
         """
         if self.run.resumed_from is not None:
-            with with_resume_advice(self.run.resumed_from):
+            with advising(f"move {self.run.resumed_from} away, and --resume takes the checkpoint before it"):
                 saved = read_state(self.run.resumed_from)
             return ScoreNorm(*saved["norm"]), saved
         if not self.options.normalize_scores:
