@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -160,18 +160,19 @@ class TrainingBatch:
     """A rollout and what an update needs of it: fields of a subclass are tensors (B,) or (B, R), or None."""
 
     rollout: Rollout
-    judged: Tensor | None = None  # (B,) bool: which responses count; None: all
+    judged: Tensor  # (B,) bool: which responses count
 
     @property
     def counted(self) -> Tensor:
         """Return the number (B,) of tokens of each response that counts, on the host; 0 for one that is not judged."""
-        lengths = torch.tensor(self.rollout.lengths.response)
-        return lengths if self.judged is None else lengths * self.judged.cpu()
+        return torch.tensor(self.rollout.lengths.response) * self.judged.cpu()
 
     def rows(self, index: Tensor) -> Self:
         """Return some rows of the batch, as wide as the longest response among them."""
         rollout = self.rollout.rows(index)
         slots, index = slice(rollout.longest_response), on_device(index, rollout.ids.device)
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rollout"}
-        parts = {name: x if x is None else x[index] if x.dim() == 1 else x[index, slots] for name, x in tensors.items()}
+        parts: dict[str, Any] = {
+            name: x if x is None else x[index] if x.dim() == 1 else x[index, slots] for name, x in tensors.items()
+        }
         return replace(self, rollout=rollout, **parts)

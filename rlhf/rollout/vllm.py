@@ -59,7 +59,8 @@ class Client:
             with suppress(UserError):  # a server that has gone away would hide the error that happened first
                 self._call("/v1/unload_lora_adapter", {"lora_name": self._name})
 
-    def _hint(self) -> str:
+    def hint(self) -> str:
+        """Return how to start a server that serves this run."""
         return f"start one with: `{self._command()}`"
 
     def sample(
@@ -111,7 +112,7 @@ class Client:
             return [number for number, _ in pairs], [logprob for _, logprob in pairs]
         except (KeyError, ValueError, TypeError) as error:
             answer = excerpt(str(result))
-            raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {self._hint()}") from error
+            raise UserError(f"vLLM at {self.url} answers in another form: {answer}; {self.hint()}") from error
 
     def _call(self, path: str, content: dict[str, Any] | None = None) -> Any:
         data = None if content is None else json.dumps(content).encode()
@@ -121,9 +122,9 @@ class Client:
                 body = response.read()
         except urllib.error.HTTPError as error:
             reason = excerpt(error.read().decode(errors="replace"))
-            raise Interrupted(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {self._hint()}") from error
+            raise Interrupted(f"vLLM at {self.url} refused {path} ({error.code}): {reason}; {self.hint()}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a bad address
-            raise Interrupted(f"no vLLM server answers at {self.url} ({error}); {self._hint()}") from error
+            raise Interrupted(f"no vLLM server answers at {self.url} ({error}); {self.hint()}") from error
         try:
             return json.loads(body)
         except ValueError:

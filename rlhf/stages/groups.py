@@ -16,6 +16,7 @@ Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -40,11 +41,13 @@ from rlhf.process import distributed
 from rlhf.recipe import StageName
 from rlhf.recipe.schema_online import GroupOptions
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.loop import Loop
-from rlhf.stages.online.scores import ScoreNorm, Scores, all_of, mean_judged, mean_rewards, score
-from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_floats
+from rlhf.stages.online.scores import ScoreNorm, Scores, mean_judged, mean_rewards, score
+from rlhf.stages.online.train_state import TrainState, as_floats
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
+
+if TYPE_CHECKING:
+    from rlhf.stages.online.session import Session
 
 
 @dataclass(kw_only=True)
@@ -62,7 +65,7 @@ class Batch(TrainingBatch):
     @property
     def counted(self) -> Tensor:
         """Return the number (B,) of tokens of each response that count in the loss, on the host; 0 if not judged."""
-        return (self.token_counts if self.judged is None else self.token_counts * self.judged).cpu()
+        return (self.token_counts * self.judged).cpu()
 
     @property
     def kl_per_token(self) -> float | None:
@@ -73,14 +76,14 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(loop: Loop) -> Result:
+def run_stage(loop: "Session") -> Result:
     """Train the policy adapter with RLOO or GRPO, and measure it against its start on held-out prompts."""
-    options, stage = loop.options, loop.stage
+    options = loop.options
     assert isinstance(options, GroupOptions)
-    learner = Learner(stage, loop.shared, options, loop.score_norm)
-    loop.restore(learner.state)  # from the checkpoint of a resumed run
-    with Bar(stage, options.steps) as bar:
-        for step in range(learner.state.step, options.steps):
+    learner = Learner(loop.stage, loop.shared, options, loop.score_norm)
+    loop.restore(learner)  # from the checkpoint of a resumed run
+    with Bar(loop.stage, options.steps) as bar:
+        for step in range(learner.step, options.steps):
             with loop.phase("rollout"):
                 rollout = loop.sample(step)  # 1
             with loop.phase("score"):
@@ -90,9 +93,9 @@ def run_stage(loop: Loop) -> Result:
             with loop.phase("update"):
                 statistics = learner.update(batch)  # 5
             metrics = batch_metrics(batch, scores, learner) | statistics
-            learner.state.advance(batch.kl_per_token)
-            loop.end_step(learner.state, rollout, metrics, bar)
-    return loop.finish(learner.state)
+            learner.advance(batch.kl_per_token)
+            loop.end_step(learner, rollout, metrics, bar)
+    return loop.finish(learner)
 
 
 # -- 3 reward, 4 advantage ---------------------------------------------------------------------------------------------
@@ -107,12 +110,11 @@ def make_batch(learner: "Learner", rollout: Rollout, scores: Scores) -> Batch:
     else:
         old_logp = role_passes.logprobs(shared, "policy", rollout, options)
     weights = role_passes.sampling_weights(rollout, old_logp, options)
-    ref_logp, kl = None, None
-    rewards, judged = scores.shaped, all_of(scores.shaped) if scores.judged is None else scores.judged
+    ref_logp, kl, rewards = None, None, scores.shaped
     if options.beta:
         ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
         kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
-        rewards = rewards - learner.state.reward_kl_coef * kl.sum(1)
+        rewards = rewards - learner.reward_kl_coef * kl.sum(1)
     return Batch(
         rollout=rollout,
         judged=scores.judged,
@@ -121,7 +123,7 @@ def make_batch(learner: "Learner", rollout: Rollout, scores: Scores) -> Batch:
         ref_logp=ref_logp,
         kl=kl,
         rewards=rewards,
-        advantages=learner.advantages(rewards, judged),
+        advantages=learner.advantages(rewards, scores.judged),
         token_counts=learner.loss_mask(rollout).sum(1),
     )
 
@@ -129,13 +131,13 @@ def make_batch(learner: "Learner", rollout: Rollout, scores: Scores) -> Batch:
 # -- 5 update ----------------------------------------------------------------------------------------------------------
 
 
-class Learner:
-    """The policy, its loss, and the state of its training."""
+class Learner(TrainState[Batch]):
+    """The policy, its loss and its training."""
+
+    options: GroupOptions
 
     def __init__(self, stage: StageName, shared: SharedBase, options: GroupOptions, score_norm: ScoreNorm):
-        self.shared, self.options = shared, options
-        trained = TrainedParameters(shared.roles.parameters("policy"), options.learning_rate)
-        self.state = TrainState(stage, shared, options, score_norm, {"policy": trained})
+        super().__init__(stage, shared, options, score_norm, {"policy": shared.roles.parameters("policy")})
 
     def grouped(self, x: Tensor) -> Tensor:
         """Return numbers (B,) as (P, k)."""
@@ -155,25 +157,25 @@ class Learner:
         return mask & rollout.ended[:, None] if self.options.mask_truncated_completions else mask
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Pass `num_iterations` times over the batch in minibatches. Return the mean statistics of those used."""
-        statistics = self.state.update(batch, self._add_gradients)
+        """Pass over the batch as `TrainState.update`. With `updates_once` its log-probabilities are known then."""
+        statistics = super().update(batch)
         if self.options.updates_once and statistics["update/optimizer_steps"]:
             distributed.all_sum(batch.old_logp)
         elif self.options.updates_once:  # nothing was learned: the policy is still the one that sampled
             batch.old_logp = role_passes.logprobs(self.shared, "policy", batch.rollout, self.options)
         return statistics
 
-    def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
+    def add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
         tokens = batch.token_counts[on_device(mini_rows, self.shared.device)].sum()
         parts = []
         with self.shared.role("policy"):
-            for rows in self.state.micro_batches(batch.rollout, mini_rows):
-                logp, part = self._add_gradient(batch.rows(rows), len(mini_rows), tokens)
+            for rows, micro in self.micro_batches(batch, mini_rows):
+                logp, part = self._add_gradient(micro, len(mini_rows), tokens)
                 if self.options.updates_once:
                     batch.old_logp[on_device(rows, self.shared.device), : logp.shape[1]] = logp
                 parts.append(part)
-        return self.state.sums_of(parts)
+        return self.sums_of(parts)
 
     def _add_gradient(self, micro: Batch, responses: int, tokens: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Add the gradient of one micro-batch of a minibatch, which has so many `responses` and `tokens` that count.
@@ -223,7 +225,7 @@ class Learner:
                 kl = kl * token_log_ratio.exp()
             kl_part = (weights * kl).sum()
             stats["loss/kl_avg"] = kl_part
-            loss = loss + self.state.kl_coef * kl_part
+            loss = loss + self.kl_coef * kl_part
         if options.entropy_coef:
             loss = loss - options.entropy_coef * entropy_part
         return loss, stats
@@ -234,8 +236,7 @@ class Learner:
 
 def batch_metrics(batch: Batch, scores: Scores, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.yaml explains each key."""
-    rollout = batch.rollout
-    mask, judged = rollout.mask, all_of(scores.raw) if scores.judged is None else scores.judged
+    rollout, mask, judged = batch.rollout, batch.rollout.mask, batch.judged
     groups, judged_groups = learner.grouped(scores.shaped), learner.grouped(judged)
     numbers = {
         "objective/scores": scores.raw,
@@ -257,6 +258,6 @@ def batch_metrics(batch: Batch, scores: Scores, learner: Learner) -> dict[str, f
         metrics |= {
             "objective/kl": batch.kl.sum(1).mean(),
             "objective/kl_per_token": masked_mean(batch.kl, mask),
-            "objective/non_score_reward": -learner.state.reward_kl_coef * batch.kl.sum(1).mean(),
+            "objective/non_score_reward": -learner.reward_kl_coef * batch.kl.sum(1).mean(),
         }
-    return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}
+    return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.kl_coef}

@@ -20,8 +20,10 @@ computes a whole step independently.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +38,13 @@ from rlhf.objectives.rewards import shape_rewards
 from rlhf.recipe.schema_online import Ppo
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
-from rlhf.stages.online.loop import Loop
 from rlhf.stages.online.scores import FunctionRewards, ScoreNorm, mean_judged, mean_rewards, score
-from rlhf.stages.online.train_state import TrainedParameters, TrainState, as_floats
+from rlhf.stages.online.train_state import TrainState, as_floats
 from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
+
+if TYPE_CHECKING:
+    from rlhf.stages.online.session import Session
 
 SIGMOID_TANGENT = ScoreNorm(mean=-2.0, sd=4.0)  # σ(s) is about (s + 2) / 4 near 0
 
@@ -63,32 +67,26 @@ class Batch(TrainingBatch):
     @property
     def mask(self) -> Tensor:
         """Return the bool mask (B, R) of the tokens that count: those of judged responses."""
-        return self.rollout.mask if self.judged is None else self.rollout.mask & self.judged[:, None]
+        return self.rollout.mask & self.judged[:, None]
 
     @property
-    def token_counts(self) -> Tensor:
-        """Return the number (B,) of the tokens of each response that count, on the device."""
-        lengths = self.rollout.response_length
-        return lengths if self.judged is None else lengths * self.judged
-
-    @property
-    def kl_per_token(self) -> Tensor:
+    def kl_per_token(self) -> float:
         """Return the mean KL from the reference in nats per token, which `kl_target` is compared with."""
-        return masked_mean(self.kl, self.rollout.mask)
+        return masked_mean(self.kl, self.rollout.mask).item()
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(loop: Loop) -> Result:
+def run_stage(loop: "Session") -> Result:
     """Train the policy adapter, and measure it against its start on held-out prompts."""
     options = loop.options
     assert isinstance(options, Ppo)
     critic = new_critic(loop.shared, loop.rm_dir, options, loop.score_norm)
     learner = Learner(loop.shared, options, loop.score_norm, critic)
-    loop.restore(learner.state)  # from the checkpoint of a resumed run
+    loop.restore(learner)  # from the checkpoint of a resumed run
     with Bar("ppo", options.steps) as bar:
-        for step in range(learner.state.step, options.steps):
+        for step in range(learner.step, options.steps):
             with loop.phase("rollout"):
                 rollout = loop.sample(step)  # 1
             with loop.phase("score"):
@@ -97,9 +95,9 @@ def run_stage(loop: Loop) -> Result:
             metrics = batch_metrics(batch, learner) | reward_metrics(rewards)
             with loop.phase("update"):
                 metrics |= learner.update(batch)  # 5
-            learner.advance(batch)
-            loop.end_step(learner.state, rollout, metrics, bar)
-    return loop.finish(learner.state)
+            learner.advance(batch.kl_per_token)
+            loop.end_step(learner, rollout, metrics, bar)
+    return loop.finish(learner)
 
 
 # -- 2 score, 3 reward, 4 advantage ------------------------------------------------------------------------------------
@@ -117,14 +115,12 @@ def make_batch(learner: "Learner", rollout: Rollout, functions: FunctionRewards 
     old_logp, values = role_passes.old_logprobs_and_values(shared, rollout, options)
     weights = role_passes.sampling_weights(rollout, old_logp, options)
     ref_logp = role_passes.logprobs(shared, "reference", rollout, options)
-    scores = score(shared, rollout, options, learner.state.score_norm, functions)
-    shaped_scores, mask = scores.shaped, rollout.mask
-    if scores.judged is not None:
-        shaped_scores, mask = zero_pads(shaped_scores, scores.judged), mask & scores.judged[:, None]
+    scores = score(shared, rollout, options, learner.score_norm, functions)
+    shaped_scores, mask = zero_pads(scores.shaped, scores.judged), rollout.mask & scores.judged[:, None]
 
     # 3 reward. `reward_kl_coef` is 0 with `kl_penalty: loss`.
     kl = estimate_kl(old_logp, ref_logp, options.kl_estimator)
-    rewards = shape_rewards(kl, shaped_scores, rollout.mask, learner.state.reward_kl_coef)
+    rewards = shape_rewards(kl, shaped_scores, rollout.mask, learner.reward_kl_coef)
 
     # 4 advantage
     advantages, returns = gae(rewards, values, mask, options.gamma, options.lam)
@@ -162,17 +158,17 @@ def new_critic(shared: SharedBase, rm_dir: Path, options: Ppo, score_norm: Score
     return [*head.parameters(), *shared.roles.parameters("value")]
 
 
-class Learner:
-    """Policy and critic, their losses, and the state of their training.
+class Learner(TrainState[Batch]):
+    """Policy and critic, their losses and their training.
 
-    `TrainState` has the critic's parameters under the name `value`, be it an adapter or a head on the policy.
+    The critic's parameters have the name `value`, be it an adapter or a head on the policy.
     """
 
-    def __init__(self, shared: SharedBase, options: Ppo, score_norm: ScoreNorm, critic_parameters: list[nn.Parameter]):
-        self.shared, self.options = shared, options
-        policy = TrainedParameters(shared.roles.parameters("policy"), options.learning_rate)
-        critic = TrainedParameters(critic_parameters, options.value_learning_rate)
-        self.state = TrainState("ppo", shared, options, score_norm, {"policy": policy, "value": critic})
+    options: Ppo
+
+    def __init__(self, shared: SharedBase, options: Ppo, score_norm: ScoreNorm, critic: Sequence[nn.Parameter]):
+        policy = shared.roles.parameters("policy")
+        super().__init__("ppo", shared, options, score_norm, {"policy": policy, "value": critic})
 
     @property
     def critic_is_head(self) -> bool:
@@ -182,56 +178,48 @@ class Learner:
     @property
     def policy_learns(self) -> bool:
         """Return whether the policy learns in this step: not while the critic warms up."""
-        return self.state.step >= self.options.value_warmup_steps
+        return self.step >= self.options.value_warmup_steps
 
-    def update(self, batch: Batch) -> dict[str, float]:
-        """Pass `num_ppo_epochs` times over the batch in minibatches. Return the mean statistics of those used."""
-        return self.state.update(batch, self._add_gradients)
-
-    def advance(self, batch: Batch) -> None:
+    def advance(self, kl: float | None) -> None:
         """Go to the next step. The KL coefficient follows `kl_target`, but not while the policy does not learn."""
-        self.state.advance(batch.kl_per_token.item() if self.policy_learns else None)
+        super().advance(kl if self.policy_learns else None)
 
-    def _add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
+    def add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics.
 
         All of the policy's micro-batches come first, then the critic's: switching roles in each would be slow.
         """
-        token_count = batch.token_counts[on_device(mini_rows, self.shared.device)].sum()
-        parts = []
+        tokens = batch.mask[on_device(mini_rows, self.shared.device)].sum()
         with self.shared.role("policy"):
-            for rows in self.state.micro_batches(batch.rollout, mini_rows):
-                micro = batch.rows(rows)
-                parts.append(self._add_policy_gradient(micro, token_count, self.policy_learns))
+            parts = [self._add_policy_gradient(micro, tokens) for _, micro in self.micro_batches(batch, mini_rows)]
         if not self.critic_is_head:
             with self.shared.role("value"):
-                for rows in self.state.micro_batches(batch.rollout, mini_rows):
-                    parts.append(self._add_critic_gradient(batch.rows(rows), token_count))
-        return self.state.sums_of(parts)
+                parts += [self._add_critic_gradient(micro, tokens) for _, micro in self.micro_batches(batch, mini_rows)]
+        return self.sums_of(parts)
 
-    def _add_policy_gradient(self, micro: Batch, token_count: Tensor, learns: bool) -> dict[str, float]:
+    def _add_policy_gradient(self, micro: Batch, tokens: Tensor) -> dict[str, float]:
         """Add the gradient of the policy, and of a value head on it, while the role `policy` is active.
 
-        `token_count` is that of the minibatch. Return the statistics, which are means over the tokens of the
-        micro-batch, times its share of these tokens. Unless the policy `learns`, the value head alone gets a gradient.
+        `tokens` that count are in the minibatch. Return the statistics, which are means over those of the micro-batch,
+        times its share of them. While the policy does not learn, the value head alone gets a gradient.
         """
-        share = micro.token_counts.sum() / token_count
-        with torch.set_grad_enabled(learns):
+        share = micro.mask.sum() / tokens
+        with torch.set_grad_enabled(self.policy_learns):
             hidden = self.shared.response_hidden(micro.rollout)
             loss, stats = self._policy_loss(micro, hidden)
         if self.critic_is_head:
             value_loss, value_stats = self._value_loss(micro, hidden)
             loss, stats = loss + self.options.vf_coef * value_loss, stats | value_stats
-        if learns or self.critic_is_head:  # else the statistics alone, of a policy that stays as it is
+        if self.policy_learns or self.critic_is_head:  # else the statistics alone, of a policy that stays as it is
             (loss * share).backward()
         return as_floats(stats, share)
 
-    def _add_critic_gradient(self, micro: Batch, token_count: Tensor) -> dict[str, float]:
+    def _add_critic_gradient(self, micro: Batch, tokens: Tensor) -> dict[str, float]:
         """Add the gradient of a critic with an adapter, while the role `value` is active.
 
         Return the statistics, weighted as those of the policy.
         """
-        share = micro.token_counts.sum() / token_count
+        share = micro.mask.sum() / tokens
         value_loss, stats = self._value_loss(micro, self.shared.response_hidden(micro.rollout))
         (self.options.vf_coef * value_loss * share).backward()
         return as_floats(stats, share)
@@ -256,7 +244,7 @@ class Learner:
         if options.kl_penalty == "loss":
             kl = masked_mean(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)
             stats["loss/kl_avg"] = kl
-            loss = loss + self.state.kl_coef * kl
+            loss = loss + self.kl_coef * kl
         if options.entropy_coef:
             loss = loss - options.entropy_coef * mean_entropy
         return loss, stats
@@ -273,21 +261,21 @@ class Learner:
 
 def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
     """Return the batch's metrics before the update; docs/metrics.yaml explains each key."""
-    kl_per_response = batch.kl.sum(1)
+    kl_per_response, rollout = batch.kl.sum(1), batch.rollout
     explained = explained_variance(batch.values, batch.returns, batch.mask)
     metrics = {
         "objective/kl": kl_per_response.mean(),
-        "objective/kl_per_token": batch.kl_per_token,
+        "objective/kl_per_token": masked_mean(batch.kl, rollout.mask),
         **mean_judged({"objective/scores": batch.scores, "objective/scores_shaped": batch.shaped_scores}, batch.judged),
-        "objective/non_score_reward": -learner.state.reward_kl_coef * kl_per_response.mean(),
+        "objective/non_score_reward": -learner.reward_kl_coef * kl_per_response.mean(),
         **mean_judged({"objective/rlhf_reward": batch.rewards.sum(1)}, batch.judged),
-        "policy/entropy_estimate": -masked_mean(batch.old_logp, batch.rollout.mask),
+        "policy/entropy_estimate": -masked_mean(batch.old_logp, rollout.mask),
         **({} if explained.isnan() else {"val/explained_variance": explained}),
-        "response/length": batch.rollout.response_length.float().mean(),
-        "response/eos_rate": batch.rollout.ended.float().mean(),
-        **role_passes.sampling_mismatch(batch.rollout, batch.old_logp, batch.sampling_weights),
+        "response/length": rollout.response_length.float().mean(),
+        "response/eos_rate": rollout.ended.float().mean(),
+        **role_passes.sampling_mismatch(rollout, batch.old_logp, batch.sampling_weights),
     }
-    return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.state.kl_coef}
+    return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.kl_coef}
 
 
 def reward_metrics(rewards: FunctionRewards | None) -> dict[str, float]:

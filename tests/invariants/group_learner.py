@@ -33,7 +33,7 @@ def new_learner(run: StageRun, stage: StageName, lean: bool = False, **changes: 
     shared = SharedBase(load_base(run.base, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
     learner = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
     with torch.no_grad():
-        for weight in learner.state.parameters("policy"):
+        for weight in learner.by_role["policy"]:
             weight.add_(0.05 * torch.randn(weight.shape))
     return learner
 

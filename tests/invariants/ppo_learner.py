@@ -65,9 +65,7 @@ def updated(
     torch.manual_seed(1)
     stats = learner.update(batch)
     return (
-        torch.cat(
-            [p.detach().flatten() for p in (*learner.state.parameters("policy"), *learner.state.parameters("value"))]
-        ),
+        torch.cat([p.detach().flatten() for p in (*learner.by_role["policy"], *learner.by_role["value"])]),
         stats,
         batch,
     )

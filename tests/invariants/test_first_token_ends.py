@@ -58,7 +58,7 @@ def test_ppo(run, rollout, kind, kl_penalty, lean):
     assert (metrics["response/length"], metrics["response/eos_rate"]) == (1, 1)
     assert metrics["objective/kl"] == metrics["objective/kl_per_token"] == 0, "the policy is the reference still"
     assert all_finite(metrics) and all_finite(learner.update(batch))
-    assert all(p.isfinite().all() for name in ("policy", "value") for p in learner.state.parameters(name))
+    assert all(p.isfinite().all() for name in ("policy", "value") for p in learner.by_role[name])
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
@@ -68,14 +68,13 @@ def test_groups(run, rollout, stage, variant):
         variant = {key: value for key, value in variant.items() if key.startswith("kl_")}
     learner = group_learner.new_learner(run, stage, **variant)
     rewards = torch.tensor(group_learner.REWARDS)
-    judged = torch.ones_like(rewards, dtype=torch.bool)
-    scores = Scores({"model": rewards}, raw=rewards, shaped=rewards, judged=judged)
+    scores = Scores({"model": rewards}, raw=rewards, shaped=rewards)
     batch = groups.make_batch(learner, rollout, scores)
     metrics = groups.batch_metrics(batch, scores, learner)
     assert (metrics["response/length"], metrics["response/eos_rate"]) == (1, 1)
     assert batch.advantages.isfinite().all() and batch.advantages.abs().max() > 0
     assert all_finite(metrics) and all_finite(learner.update(batch))
-    assert all(p.isfinite().all() for p in learner.state.parameters("policy"))
+    assert all(p.isfinite().all() for p in learner.by_role["policy"])
 
 
 def test_its_text_is_empty_and_its_divergence_finite(run, tokenizer, rollout):

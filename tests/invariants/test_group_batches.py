@@ -45,15 +45,14 @@ def rollout(tokenizer) -> Rollout:
 
 def scored(rollout: Rollout, rewards: list[float] = REWARDS) -> tuple[Rollout, Scores]:
     numbers = torch.tensor(rewards)
-    judged = torch.ones(len(numbers), dtype=torch.bool)
-    return rollout, Scores({"model": numbers}, raw=numbers, shaped=numbers, judged=judged)
+    return rollout, Scores({"model": numbers}, raw=numbers, shaped=numbers)
 
 
 def updated(learner: Learner, responses: tuple[Rollout, Scores]) -> tuple[Tensor, dict[str, float], Batch]:
     batch = make_batch(learner, *responses)
     torch.manual_seed(1)
     stats = learner.update(batch)
-    return torch.cat([p.detach().flatten() for p in learner.state.parameters("policy")]), stats, batch
+    return torch.cat([p.detach().flatten() for p in learner.by_role["policy"]]), stats, batch
 
 
 @pytest.mark.parametrize(("stage", "joined"), [("rloo", False), ("grpo", False), ("grpo", True)])
@@ -103,7 +102,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("stage", "changes"), VARIANTS)
 def test_the_micro_batch_decides_memory_and_not_the_result(run, rollout, stage, changes):
-    start = torch.cat([p.detach().flatten() for p in new_learner(run, stage).state.parameters("policy")])
+    start = torch.cat([p.detach().flatten() for p in new_learner(run, stage).by_role["policy"]])
     whole, stats, _ = updated(new_learner(run, stage, per_device_train_batch_size=8, **changes), scored(rollout))
     split, split_stats, _ = updated(new_learner(run, stage, per_device_train_batch_size=1, **changes), scored(rollout))
     assert (whole - start).abs().mean() > 1e-4
@@ -167,7 +166,7 @@ def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout, masked):
     learner = new_learner(run, "grpo", num_iterations=1, num_mini_batches=1, mask_truncated_completions=masked)
     batch = make_batch(learner, *scored(rollout))
     with torch.no_grad():
-        for weight in learner.state.parameters("policy"):
+        for weight in learner.by_role["policy"]:
             weight.add_(0.02 * torch.randn(weight.shape))
     moved = make_batch(learner, *scored(rollout))
     rows = zip(moved.old_logp.tolist(), batch.old_logp.tolist(), rollout.response_length, rollout.ended, strict=True)
@@ -178,9 +177,9 @@ def test_the_move_of_the_policy_is_that_of_a_loop(run, rollout, masked):
 
 def test_a_minibatch_of_truncated_responses_alone_moves_nothing(run, rollout):
     learner = new_learner(run, "grpo", mask_truncated_completions=True, beta=0.0, entropy_coef=0.1)
-    before = [p.detach().clone() for p in learner.state.parameters("policy")]
+    before = [p.detach().clone() for p in learner.by_role["policy"]]
     _, stats, _ = updated(learner, scored(replace(rollout, ended=torch.zeros_like(rollout.ended))))
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.state.parameters("policy"), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.by_role["policy"], strict=True))
     assert stats["update/optimizer_steps"] == 0, "a step would follow the optimizer's momentum"
 
 
@@ -196,24 +195,21 @@ def test_only_the_policy_moves(run, rollout):
 def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tmp_path, stage):
     learner = new_learner(run, stage, kl_target=0.1)
     learner.update(make_batch(learner, *scored(rollout)))
-    learner.state.advance(0.0)
+    learner.advance(0.0)
     folder = tmp_path / "step-000001"
     folder.mkdir()
-    learner.state.save(run.base, folder)
+    learner.save(run.base, folder)
     drawn = random.random(), np.random.rand()
     learner.update(make_batch(learner, *scored(rollout)))
 
     fresh = new_learner(run, stage)
     saved = read_state(folder)
     again = Learner(stage, fresh.shared, learner.options, ScoreNorm(*saved["norm"]))
-    again.state.restore(saved)
-    assert (again.state.step, again.state.score_norm) == (1, ScoreNorm(0.1, 0.7))
+    again.restore(saved)
+    assert (again.step, again.score_norm) == (1, ScoreNorm(0.1, 0.7))
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, *scored(rollout)))
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(learner.state.parameters("policy"), again.state.parameters("policy"), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(learner.by_role["policy"], again.by_role["policy"], strict=True))
 
 
 # -- sampling ----------------------------------------------------------------------------------------------------------
@@ -293,7 +289,7 @@ def test_a_batch_with_few_verdicts_or_none_has_no_nan(run, rollout, stage):
     learner = new_learner(run, stage, normalize_advantages=True)
     for judged in (torch.tensor([True, False, True, False] + [False] * 4), torch.zeros(8, dtype=torch.bool)):
         raw = torch.tensor(REWARDS).masked_fill(~judged, math.nan)
-        scores = Scores({"judge": raw}, raw=raw, shaped=raw, judged=judged)
+        scores = Scores({"judge": raw}, raw=raw, shaped=raw)
         batch = make_batch(learner, rollout, scores)
         assert batch.advantages.ne(0).tolist() == judged.tolist()
         found = batch_metrics(batch, scores, learner)

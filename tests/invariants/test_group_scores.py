@@ -51,7 +51,7 @@ def test_responses_are_scored_row_by_row(run, tokenizer):
     parts = {"train": PROMPTS, "prompts_of": lambda step: [7, 2], "options": learner.options, "tokenizer": tokenizer}
     parts["rewards"] = RewardSum("rloo", [learner.options], corpus_of(ANSWERS), tokenizer)
     functions = Session.function_rewards(cast(Session, SimpleNamespace(**parts)), 0, rollout)
-    norm = learner.state.score_norm
+    norm = learner.score_norm
     scored = score(learner.shared, rollout, learner.options, norm, functions)
 
     model = reward_scores(learner.shared, rollout, 8).tolist()

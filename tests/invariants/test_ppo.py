@@ -159,32 +159,31 @@ def test_no_tensor_holds_the_logits_of_more_than_a_chunk(run, rollout, monkeypat
 def test_while_the_critic_warms_up_the_policy_stays(run, rollout, kind):
     learner = new_learner(run, kind, value_warmup_steps=1)
     policy, value = (
-        [p.detach().clone() for p in group]
-        for group in (learner.state.parameters("policy"), learner.state.parameters("value"))
+        [p.detach().clone() for p in group] for group in (learner.by_role["policy"], learner.by_role["value"])
     )
     stats = learner.update(make_batch(learner, rollout))
-    assert all(torch.equal(a, b) for a, b in zip(policy, learner.state.parameters("policy"), strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(value[:2], learner.state.parameters("value")[:2], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(policy, learner.by_role["policy"], strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(value[:2], learner.by_role["value"][:2], strict=True))
     assert stats["policy/grad_norm"] == 0 < stats["val/grad_norm"]
-    learner.state.advance(0.0)
+    learner.advance(0.0)
     learner.update(make_batch(learner, rollout))
-    assert not all(torch.equal(a, b) for a, b in zip(policy, learner.state.parameters("policy"), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(policy, learner.by_role["policy"], strict=True))
 
 
 def test_the_kl_coefficient_follows_its_target(run, rollout):
     learner = new_learner(run, kl_target=0.1, kl_coef=0.2)
     batch = make_batch(learner, rollout)
     learner.update(batch)
-    learner.state.advance(masked_mean(batch.kl, rollout.mask).item())
-    assert learner.state.kl_coef == pytest.approx(0.2 * 0.98)  # the policy is the reference: KL 0, far below the target
+    learner.advance(masked_mean(batch.kl, rollout.mask).item())
+    assert learner.kl_coef == pytest.approx(0.2 * 0.98)  # the policy is the reference: KL 0, far below the target
     batch = make_batch(learner, rollout)
     batch.kl = torch.where(rollout.mask, 0.11, 0.0)  # nats of each token, a tenth above the target
-    learner.advance(batch)
-    assert learner.state.kl_coef == pytest.approx(0.2 * 0.98 * (1 + 0.1 * 0.1))
+    learner.advance(batch.kl_per_token)
+    assert learner.kl_coef == pytest.approx(0.2 * 0.98 * (1 + 0.1 * 0.1))
     batch = make_batch(learner, rollout)
-    assert batch_metrics(batch, learner)["objective/kl_coef"] == learner.state.kl_coef
+    assert batch_metrics(batch, learner)["objective/kl_coef"] == learner.kl_coef
     score = (batch.scores[0] - NORM[0]) / NORM[1]
-    assert batch.rewards[0, 0] == pytest.approx((score - learner.state.kl_coef * batch.kl[0, 0]).item(), abs=1e-6)
+    assert batch.rewards[0, 0] == pytest.approx((score - learner.kl_coef * batch.kl[0, 0]).item(), abs=1e-6)
 
 
 def test_while_the_critic_warms_up_the_kl_coefficient_stays(run, rollout):
@@ -192,18 +191,18 @@ def test_while_the_critic_warms_up_the_kl_coefficient_stays(run, rollout):
     for learns, expected in ((False, 0.2), (True, 0.2 * 0.98)):  # the policy is the reference: KL 0, below the target
         assert learner.policy_learns == learns
         batch = make_batch(learner, rollout)
-        learner.advance(batch)
-        assert learner.state.kl_coef == pytest.approx(expected)
+        learner.advance(batch.kl_per_token)
+        assert learner.kl_coef == pytest.approx(expected)
 
 
 def test_a_gradient_that_is_not_finite_ends_the_stage(run):
     learner = new_learner(run)
-    for parameter in learner.state.parameters("policy"):
+    for parameter in learner.by_role["policy"]:
         parameter.grad = torch.full_like(parameter, math.nan)
-    before = [parameter.detach().clone() for parameter in learner.state.parameters("policy")]
+    before = [parameter.detach().clone() for parameter in learner.by_role["policy"]]
     with pytest.raises(UserError, match=r"ppo: the gradient is not finite in step 1; lower ppo\.learning_rate"):
-        learner.state.step_optimizer()
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.state.parameters("policy"), strict=True))
+        learner.step_optimizer()
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.by_role["policy"], strict=True))
 
 
 def test_dropout_of_an_adapter_is_switched_off(run, rollout, tmp_path):
@@ -225,7 +224,7 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, kl_penalty):
         run, kl_penalty=kl_penalty, kl_estimator="k2", kl_coef=0.3, num_ppo_epochs=1, num_mini_batches=1
     )
     with torch.no_grad():
-        for weight in learner.state.parameters("policy"):
+        for weight in learner.by_role["policy"]:
             weight.add_(0.05 * torch.randn_like(weight))
     batch = make_batch(learner, rollout)
     metrics = batch_metrics(batch, learner)
@@ -367,7 +366,7 @@ def test_the_critic_with_its_own_adapter_starts_as_the_normalised_score(run, rol
 
 def test_adamw_is_that_of_the_recipe(run):
     asked: dict[str, Any] = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3, "weight_decay": 0.02}
-    groups = new_learner(run, **asked).state.optimizer.param_groups
+    groups = new_learner(run, **asked).optimizer.param_groups
     assert len(groups) == 2
     for group in groups:
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-3, 0.02)
@@ -379,9 +378,9 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
         pytest.importorskip("bitsandbytes", reason="bitsandbytes comes with the gpu extra")
     learner = new_learner(run, "adapter", optim=optim, kl_target=0.1)
     learner.update(make_batch(learner, rollout))
-    learner.state.advance(0.0)
+    learner.advance(0.0)
     (tmp_path / "step-000001").mkdir()
-    learner.state.save(run.base, tmp_path / "step-000001")
+    learner.save(run.base, tmp_path / "step-000001")
     drawn = random.random(), np.random.rand()
     learner.update(make_batch(learner, rollout))
 
@@ -389,14 +388,14 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
     shared, norm = roles(run), ScoreNorm(*saved["norm"])
     critic = new_critic(shared, run.parents.require("rm"), learner.options, norm)
     again = Learner(shared, learner.options, norm, critic)
-    again.state.restore(saved)
-    assert again.state.schedule.state_dict() == learner.state.schedule.state_dict()
-    assert (again.state.step, again.state.score_norm, again.state.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
+    again.restore(saved)
+    assert again.schedule.state_dict() == learner.schedule.state_dict()
+    assert (again.step, again.score_norm, again.kl_coef) == (1, NORM, learner.options.kl_coef * 0.98)
     assert drawn == (random.random(), np.random.rand())
     again.update(make_batch(again, rollout))
     for a, b in zip(
-        (*learner.state.parameters("policy"), *learner.state.parameters("value")),
-        (*again.state.parameters("policy"), *again.state.parameters("value")),
+        (*learner.by_role["policy"], *learner.by_role["value"]),
+        (*again.by_role["policy"], *again.by_role["value"]),
         strict=True,
     ):
         assert torch.equal(a, b)
@@ -409,8 +408,8 @@ def test_rates_rise_and_fall_by_the_schedule(run, rollout, warmup, expected):
     learner = new_learner(run, learning_rate=0.5, value_learning_rate=0.05, **schedule)
     rates = []
     for _ in range(4):
-        rates.append([group["lr"] for group in learner.state.optimizer.param_groups])
-        learner.state.advance(None)
+        rates.append([group["lr"] for group in learner.optimizer.param_groups])
+        learner.advance(None)
     assert [policy for policy, _ in rates] == pytest.approx(expected)
     assert [10 * value for _, value in rates] == pytest.approx(expected)
 

@@ -564,7 +564,7 @@ def test_each_step_of_an_online_stage_is_taken_at_the_rate_that_it_logs(trained,
     taken: list[float] = []
     step_optimizer = TrainState.step_optimizer
 
-    def noting_rate(state: TrainState) -> dict[str, float]:
+    def noting_rate(state: TrainState[Any]) -> dict[str, float]:
         taken.append(state.optimizer.param_groups[0]["lr"])
         return step_optimizer(state)
 

@@ -97,9 +97,9 @@ MUTANTS = (
     Mutant(
         "a mean of micro-batches' means",
         "rlhf/stages/ppo.py",
-        "share = micro.token_counts.sum() / token_count\n        with torch.set_grad_enabled(learns):",
-        "share = torch.tensor(len(micro.token_counts) * self.options.num_mini_batches / self.options.batch_size)\n"
-        "        with torch.set_grad_enabled(learns):",
+        "share = micro.mask.sum() / tokens\n        with torch.set_grad_enabled(self.policy_learns):",
+        "share = torch.tensor(len(micro.mask) * self.options.num_mini_batches / self.options.batch_size)\n"
+        "        with torch.set_grad_enabled(self.policy_learns):",
         "tests/invariants/test_ppo.py::test_the_micro_batch_decides_memory_and_not_the_result",
     ),
     Mutant(

@@ -153,22 +153,22 @@ def test_a_step_is_what_the_papers_write(run, rollout, stage, changes):
     moved = []
     for independent in (False, True):
         learner = new_learner(run, stage, per_device_train_batch_size=3, **(usual | {"num_iterations": 2} | changes))
-        options, state = learner.options, learner.state
+        options = learner.options
         assert options.num_mini_batches == 2
-        state.kl_coef = 0.3  # as after steps with `kl_target`
-        before = torch.cat([p.detach().flatten() for p in learner.state.parameters("policy")])
-        sgd = torch.optim.SGD(learner.state.parameters("policy"), lr=20.0 if options.max_grad_norm < 1 else 0.1)
+        learner.kl_coef = 0.3  # as after steps with `kl_target`
+        before = torch.cat([p.detach().flatten() for p in learner.by_role["policy"]])
+        sgd = torch.optim.SGD(learner.by_role["policy"], lr=20.0 if options.max_grad_norm < 1 else 0.1)
         if independent:
             torch.manual_seed(1)
-            share_clipped = reference_step(learner.shared, rollout, options, state.kl_coef, sgd)
+            share_clipped = reference_step(learner.shared, rollout, options, learner.kl_coef, sgd)
         else:
             raw = torch.tensor(REWARDS)
-            scores = Scores({"model": raw}, raw=raw, shaped=raw, judged=torch.ones(len(raw), dtype=torch.bool))
+            scores = Scores({"model": raw}, raw=raw, shaped=raw)
             batch = make_batch(learner, rollout, scores)
-            state.optimizer = sgd
+            learner.optimizer = sgd
             torch.manual_seed(1)
             stats = learner.update(batch)
-        moved.append(torch.cat([p.detach().flatten() for p in learner.state.parameters("policy")]) - before)
+        moved.append(torch.cat([p.detach().flatten() for p in learner.by_role["policy"]]) - before)
     ours, theirs = moved
     assert stats["policy/clipfrac_avg"] == pytest.approx(share_clipped, rel=1e-3) and share_clipped > 0
     assert (stats["policy/grad_norm"] > options.max_grad_norm) == (options.max_grad_norm < 1)

@@ -115,10 +115,10 @@ def test_a_step_is_what_numpy_makes_of_it(trained, rollout, rewards, kind):
         assert np.concatenate(rows(ours)) == pytest.approx(np.concatenate(theirs), abs=1e-5)
 
     # The gradients reach the weights through log-probabilities and values: take those of numpy through the same passes.
-    parameters = {role: list(learner.state.parameters(role)) for role in ("policy", "value")}
+    parameters = {role: list(learner.by_role[role]) for role in ("policy", "value")}
     gradients = []
     for written_again in (False, True):
-        learner.state.optimizer.zero_grad()
+        learner.optimizer.zero_grad()
         if written_again:
             with learner.shared.role("policy"):
                 hidden = learner.shared.response_hidden(rollout)
@@ -133,7 +133,7 @@ def test_a_step_is_what_numpy_makes_of_it(trained, rollout, rewards, kind):
                     hidden = learner.shared.response_hidden(rollout)
                     _pull(learner.shared.values(hidden), expected.value_gradients)
         else:
-            stats = learner._add_gradients(batch, torch.arange(len(LENGTHS)))
+            stats = learner.add_gradients(batch, torch.arange(len(LENGTHS)))
         gradients.append(
             {
                 role: torch.cat([not_none(p.grad).flatten().clone() for p in weights])
@@ -197,8 +197,8 @@ def test_a_response_that_is_not_judged_counts_as_one_that_was_never_sampled(trai
     ):
         learner = new_learner(trained, options(value_model=kind, per_device_train_batch_size=1, **changes))
         batch = ppo.make_batch(learner, rows, FunctionRewards({}, given))
-        stats.append(ppo.batch_metrics(batch, learner) | learner._add_gradients(batch, torch.arange(len(given))))
-        gradients.append(torch.cat([not_none(p.grad).flatten() for p in learner.state.all_parameters]))
+        stats.append(ppo.batch_metrics(batch, learner) | learner.add_gradients(batch, torch.arange(len(given))))
+        gradients.append(torch.cat([not_none(p.grad).flatten() for p in learner.all_parameters]))
     of_judged = {key for key in stats[1] if key.startswith(("objective/scores", "objective/rlhf", "val/", "loss/"))}
     assert len(of_judged) >= 7
     for key in of_judged:
@@ -210,10 +210,10 @@ def test_a_response_that_is_not_judged_counts_as_one_that_was_never_sampled(trai
 def parameters_after(trained: Any, rollout: Rollout, numbers: torch.Tensor, **changes: Any) -> tuple[Any, float]:
     """What an update logs, and the largest change of a parameter."""
     learner = new_learner(trained, options(**ALONE, **changes))
-    before = [p.detach().clone() for p in learner.state.all_parameters]
+    before = [p.detach().clone() for p in learner.all_parameters]
     batch = ppo.make_batch(learner, rollout, FunctionRewards({}, numbers))
     stats = ppo.batch_metrics(batch, learner) | learner.update(batch)
-    after = learner.state.all_parameters
+    after = learner.all_parameters
     return stats, max((a - b).abs().max().item() for a, b in zip(after, before, strict=True))
 
 

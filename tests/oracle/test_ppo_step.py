@@ -173,39 +173,29 @@ def test_a_step_is_what_the_paper_writes(trained, rollout, kind, max_grad_norm, 
     moved = []
     for independent in (False, True):
         learner = new_learner(trained, settings)
-        before = torch.cat(
-            [p.detach().flatten() for p in (*learner.state.parameters("policy"), *learner.state.parameters("value"))]
-        )
+        before = torch.cat([p.detach().flatten() for p in (*learner.by_role["policy"], *learner.by_role["value"])])
         groups = [
             {"params": p, "lr": lr}
-            for p, lr in zip(
-                (learner.state.parameters("policy"), learner.state.parameters("value")), rates, strict=True
-            )
+            for p, lr in zip((learner.by_role["policy"], learner.by_role["value"]), rates, strict=True)
         ]
-        learner.state.kl_coef = 1.2 * settings.kl_coef  # as after steps with `kl_target`
+        learner.kl_coef = 1.2 * settings.kl_coef  # as after steps with `kl_target`
         torch.manual_seed(1)
         if independent:
             optimizers = [torch.optim.SGD([group]) for group in groups]
-            measured = reference_step(learner.shared, rollout, settings, learner.state.kl_coef, optimizers)
+            measured = reference_step(learner.shared, rollout, settings, learner.kl_coef, optimizers)
         else:
             batch = ppo.make_batch(learner, rollout)
-            learner.state.optimizer = torch.optim.SGD(groups)
+            learner.optimizer = torch.optim.SGD(groups)
             torch.manual_seed(1)
             stats = learner.update(batch)
         moved.append(
-            torch.cat(
-                [
-                    p.detach().flatten()
-                    for p in (*learner.state.parameters("policy"), *learner.state.parameters("value"))
-                ]
-            )
-            - before
+            torch.cat([p.detach().flatten() for p in (*learner.by_role["policy"], *learner.by_role["value"])]) - before
         )
     assert stats["policy/clipfrac_avg"] > 0
     assert {name: stats[name] for name in measured} == pytest.approx(measured, rel=1e-2)
     assert (stats["val/clipfrac_avg"] > 0) == (settings.cliprange_value is not None)
     assert (stats["policy/grad_norm"] > max_grad_norm) == (max_grad_norm < 1)
-    policy = sum(p.numel() for p in learner.state.parameters("policy"))
+    policy = sum(p.numel() for p in learner.by_role["policy"])
     for part in (slice(None, policy), slice(policy, None)):
         ours, theirs = moved[0][part], moved[1][part]
         assert theirs.abs().max() > 1e-3
@@ -219,7 +209,7 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     ).recipe.options(Ppo)
     learner = new_learner(trained, settings)
     shared = learner.shared
-    policy, value = learner.state.optimizer.param_groups
+    policy, value = learner.optimizer.param_groups
     assert {id(p) for p in policy["params"]} == {id(p) for p in shared.roles.parameters("policy")}
     assert {id(p) for p in value["params"]} == {
         id(p) for p in (*shared.roles.parameters("value"), *not_none(shared.value_head).parameters())
@@ -228,7 +218,7 @@ def test_the_optimizer_has_a_rate_for_each_role_and_steps_once_per_minibatch(tra
     for group in (policy, value):
         assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.999), 1e-5, 0.0)
     learner.update(ppo.make_batch(learner, rollout))
-    assert {int(state["step"]) for state in learner.state.optimizer.state.values()} == {3 * 4}
+    assert {int(state["step"]) for state in learner.optimizer.state.values()} == {3 * 4}
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -106,7 +106,7 @@ def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **opti
     trainer.use_vllm = corrected is not None
     trainer.current_gradient_accumulation_steps = 1
     trained = [p for p in not_none(trainer.model).parameters() if p.requires_grad]
-    for theirs, ours in zip(trained, learner.state.parameters("policy"), strict=True):
+    for theirs, ours in zip(trained, learner.by_role["policy"], strict=True):
         theirs.data.copy_(ours)
     spans = zip(rollout.ids.tolist(), rollout.prompt_length.tolist(), rollout.response_length.tolist(), strict=True)
     cut = [(ids[:p], ids[p : p + n]) for ids, p, n in spans]
@@ -124,11 +124,11 @@ def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **opti
 def our_step(run: StageRun, rollout: Rollout, learner: Any) -> dict[str, torch.Tensor]:
     rewards = RewardSum("grpo", [learner.options], corpus_of(), load_tokenizer(run.base))
     functions = rewards([(Message("user", "a"),)] * 8, ["text"] * 8, [[0]] * 8)
-    scores = score(learner.shared, rollout, learner.options, learner.state.score_norm, functions)
+    scores = score(learner.shared, rollout, learner.options, learner.score_norm, functions)
     batch = make_batch(learner, rollout, scores)
-    stats = learner._add_gradients(batch, torch.arange(8))
-    loss = stats["loss/policy_avg"] + learner.state.kl_coef * stats.get("loss/kl_avg", 0.0)
-    gradient = torch.cat([p.grad.flatten() for p in learner.state.parameters("policy")])
+    stats = learner.add_gradients(batch, torch.arange(8))
+    loss = stats["loss/policy_avg"] + learner.kl_coef * stats.get("loss/kl_avg", 0.0)
+    gradient = torch.cat([p.grad.flatten() for p in learner.by_role["policy"]])
     return {"advantages": batch.advantages, "loss": torch.tensor(loss), "gradient": gradient}
 
 

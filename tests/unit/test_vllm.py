@@ -131,7 +131,7 @@ def test_a_server_of_something_else_is_refused_in_the_first_step(fake, trained, 
     base = re.escape(str((out / "cpu-tiny/v1/pretrain/model").resolve()))
     settings = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 VLLM_CPU_KVCACHE_SPACE=1"
     command = f"{settings} vllm serve {base} --host 127.0.0.1 --port .* --dtype float32 .*[0-9]`"
-    with pytest.raises(UserError, match=f"does not serve the policy: .* more than 0.02; start it with: `{command}"):
+    with pytest.raises(UserError, match=f"does not serve the policy: .* more than 0.02; start one with: `{command}"):
         run_stages(small(ppo__vllm_url=fake.url, ppo__steps=3), out, "ppo")
     assert not (out / "cpu-tiny/v1/ppo/checkpoints").exists() and not fake.loaded
 

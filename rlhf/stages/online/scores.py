@@ -43,7 +43,11 @@ class Scores(NamedTuple):
     by_name: ByName  # raw, of the reward model and of each function
     raw: Tensor  # their weighted sum; NaN where a response is not judged
     shaped: Tensor  # as they enter the rewards
-    judged: Tensor | None = None  # bool: which responses have a verdict of every reward that counts; None: all
+
+    @property
+    def judged(self) -> Tensor:
+        """Return (B,) bool: which responses have a verdict of every reward that counts."""
+        return ~self.raw.isnan()
 
 
 @torch.no_grad()
@@ -55,7 +59,6 @@ def score(
     Shaped, the reward model's part is normalised or squashed, and a response without EOS loses the penalty.
     """
     by_name: ByName = {}
-    judged = None
     raw = shaped = torch.zeros(len(rollout.ids), device=rollout.ids.device)
     if options.model_scores:
         of_model = by_name[MODEL_REWARD] = reward_scores(shared, rollout, options.score_rows)
@@ -66,9 +69,8 @@ def score(
         by_name |= functions.by_name
         added = functions.total.to(raw.device)
         raw, shaped = raw + added, shaped + added
-        judged = None if functions.judged.all() else functions.judged.to(raw.device)
     shaped = shaped - (options.missing_eos_penalty or 0.0) * ~rollout.ended
-    return Scores(by_name, raw, shaped, judged)
+    return Scores(by_name, raw, shaped)
 
 
 def reward_scores(shared: SharedBase, rollout: Rollout, rows_at_once: int) -> Tensor:
@@ -114,12 +116,6 @@ def mean_rewards(by_name: ByName) -> dict[str, Tensor]:
     return means
 
 
-def mean_judged(numbers: dict[str, Tensor], judged: Tensor | None) -> dict[str, Tensor]:
-    """Return the mean of each number (B,) over the judged responses (B,), None: all; no mean where none is judged."""
-    mask = all_of(next(iter(numbers.values()))) if judged is None else judged
-    return {key: masked_mean(x, mask) for key, x in numbers.items()} if mask.any() else {}
-
-
-def all_of(x: Tensor) -> Tensor:
-    """Return a bool mask of the shape of x that is True everywhere."""
-    return torch.ones_like(x, dtype=torch.bool)
+def mean_judged(numbers: dict[str, Tensor], judged: Tensor) -> dict[str, Tensor]:
+    """Return the mean of each number (B,) over the judged responses (B,) bool; no mean where none is judged."""
+    return {key: masked_mean(x, judged) for key, x in numbers.items()} if judged.any() else {}

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from rlhf.observe.watch import mismatch_limit
 from rlhf.process import distributed
 from rlhf.recipe import Recipe
 from rlhf.recipe.schema_online import OnlineOptions
-from rlhf.recipe.stages import RM, Role, SharedRole
+from rlhf.recipe.stages import FEW_SAMPLES, RM, Role, SharedRole
 from rlhf.rollout import vllm
 from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling
@@ -35,23 +35,23 @@ from rlhf.run.checkpoints import require_usable
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_FUNCTION
 from rlhf.run.layout import ADAPTER
-from rlhf.run.reader import advising
 from rlhf.stages.online import role_passes, scores
 from rlhf.stages.online.checkpoints import update_checkpoints
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.scores import ByName, FunctionRewards, ScoreNorm
-from rlhf.stages.online.train_state import SavedState, TrainState, read_state
+from rlhf.stages.online.train_state import TrainState, read_state
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 from rlhf.terminal.progress import Bar
 
-LOGGED_PROMPTS = 8  # held-out prompts whose responses are logged
 COMPARED = 8  # responses of a server whose log-probabilities are compared with our own
 
 
 class Session:
-    """The `Loop` of a run.
+    """What a method that learns from its own samples is handed: its `run_stage` calls what has no underscore.
 
+    `shared` has the roles `policy` and `reference`, both at the start (SFT, or the base itself), and the reward model
+    where the stage needs it. The reference is measured already, and `score_norm` is how scores are normalised.
     `validation` are the prompts that choose checkpoints, `test` those on which the result is reported: the same ones
     unless the recipe sets validation apart. New adapters are drawn from torch's generator, which is seeded here.
     """
@@ -63,7 +63,12 @@ class Session:
         run.total_steps = options.steps
         self.rm_dir = run.parents.folder(RM)
         self.telemetry = Telemetry(device)
-        self.client = vllm.Client(options.vllm_url, self._server_command) if options.vllm_url else None
+        self.phase = self.telemetry.phase
+        self.client: vllm.Client | None = None
+        if options.vllm_url:
+            self.client = vllm.Client(
+                options.vllm_url, lambda: start_command(self.recipe, options, base_name(run.base))
+            )
         self._server_is_checked = False
 
         self.rewards = RewardSum(run.stage, [options], corpus, tokenizer, run.path, device.type)
@@ -78,7 +83,8 @@ class Session:
         torch.manual_seed(self.recipe.seed)
         with self.phase("load"):
             self.shared = self._load_models()
-        self.score_norm, self._saved = self._start()
+        self._saved = read_state(run.resumed_from) if run.resumed_from else None
+        self.score_norm = self._score_norm()
         self._reference_samples = self.evaluate("reference")
         require_verdicts(run.stage, self._reference_samples)
         self._policy_samples: PolicySamples | None = None  # of the last evaluation; None before the first
@@ -96,28 +102,19 @@ class Session:
             add_reward_models(shared, self.run)
         return shared
 
-    def _server_command(self) -> str:
-        """Return the command that starts the vLLM server of this run."""
-        return start_command(self.recipe, self.options, base_name(self.run.base))
+    def _score_norm(self) -> ScoreNorm:
+        """Return how scores are normalised: a new run measures it, a resumed one has it in its checkpoint.
 
-    # -- where a resumed run goes on -----------------------------------------------------------------------------------
-
-    def _start(self) -> tuple[ScoreNorm, SavedState | None]:
-        """Return the mean and sd by which scores are normalised, and the state that a resumed run continues from.
-
-        The norm is measured in a new run, and read from the checkpoint of a resumed one. Raises UserError for scores
-        that do not differ.
+        Raises UserError for scores that do not differ.
         """
-        if self.run.resumed_from is not None:
-            with advising(f"move {self.run.resumed_from} away, and --resume takes the checkpoint before it"):
-                saved = read_state(self.run.resumed_from)
-            return ScoreNorm(*saved["norm"]), saved
+        if self._saved is not None:
+            return ScoreNorm(*self._saved["norm"])
         if not self.options.normalize_scores:
-            return ScoreNorm(), None
+            return ScoreNorm()
         with self.phase("evaluate"):
-            return scores.measure_score_norm(self.shared, self.sample, self.options), None
+            return scores.measure_score_norm(self.shared, self.sample, self.options)
 
-    def restore(self, state: TrainState) -> None:
+    def restore(self, state: TrainState[Any]) -> None:
         """Continue from the checkpoint of a resumed run. Divide the frozen layers among ranks if the recipe says so."""
         if self._saved is not None:
             state.restore(self._saved)
@@ -126,10 +123,6 @@ class Session:
             self.shared.shard()
 
     # -- a step --------------------------------------------------------------------------------------------------------
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Measure time and memory of a block under this name."""
-        return self.telemetry.phase(name)
 
     def prompts_of(self, step: int) -> list[int]:
         """Return the indices of the training prompts of a step."""
@@ -162,7 +155,7 @@ class Session:
         finally:
             remove(folder)
         if not self._server_is_checked:
-            check_served(self.shared, rollout, self.recipe, self.options, self._server_command())
+            check_served(self.shared, rollout, self.recipe, self.options, client.hint())
             self._server_is_checked = True
         return rollout
 
@@ -174,7 +167,7 @@ class Session:
         texts = self.tokenizer.decode_rows(rollout.tokens, rollout.mask)
         return self.rewards(prompts, texts, rollout.response_ids)
 
-    def end_step(self, state: TrainState, rollout: Rollout, metrics: dict[str, float], bar: Bar) -> None:
+    def end_step(self, state: TrainState[Any], rollout: Rollout, metrics: dict[str, float], bar: Bar) -> None:
         """Evaluate, log and save after a step, as often as the recipe says."""
         run, options, done = self.run, self.options, state.step
         last = done == options.steps
@@ -217,14 +210,14 @@ class Session:
         """Measure the policy after a step, and log some of its responses. Return the metrics."""
         self._policy_samples = self.evaluate("policy")
         policies = {self.recipe.start: self._reference_samples, self.run.stage: self._policy_samples}
-        rows = sample_rows(self.tokenizer, self.validation[:LOGGED_PROMPTS], policies, self._expected)
+        rows = sample_rows(self.tokenizer, self.validation[:FEW_SAMPLES], policies, self._expected)
         self.run.logs.samples(done, rows)
         gains = gains_over_start(self._reference_samples, self._policy_samples, self.recipe.start)
         return {f"eval/{name}": value for name, value in gains.items()}
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def finish(self, state: TrainState) -> Result:
+    def finish(self, state: TrainState[Any]) -> Result:
         """Write the resulting adapter, last or best, and measure it on the prompts for reporting.
 
         Where validation is set apart, the reference was measured on other prompts, and is measured again.
@@ -243,7 +236,7 @@ class Session:
         shown = examples(self.test, {start: before, run.stage: after})
         return Result(metrics | self.rewards.figures(), self.telemetry.costs(), shown)
 
-    def _choose_policy(self, state: TrainState) -> int | None:
+    def _choose_policy(self, state: TrainState[Any]) -> int | None:
         """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""
         run, options = self.run, self.options
         best = distributed.from_main(lambda: update_checkpoints(run, options))  # a resumed run may take no step
@@ -282,7 +275,7 @@ def require_verdicts(stage: str, start: PolicySamples) -> None:
 
 
 @torch.no_grad()
-def check_served(shared: SharedBase, rollout: Rollout, recipe: Recipe, options: OnlineOptions, command: str) -> None:
+def check_served(shared: SharedBase, rollout: Rollout, recipe: Recipe, options: OnlineOptions, hint: str) -> None:
     """Compare log-probabilities of a few responses of a vLLM server with those of the training forward pass.
 
     Raises UserError where they differ by more than the precision explains: the server has another base, dtype or
@@ -295,8 +288,7 @@ def check_served(shared: SharedBase, rollout: Rollout, recipe: Recipe, options: 
     if not difference <= limit:
         raise UserError(
             f"the vLLM server at {options.vllm_url} does not serve the policy: log-probabilities of "
-            f"{int(few.mask.sum())} tokens differ by {difference:.2g} nats on average, more than {limit}; start it "
-            f"with: `{command}`"
+            f"{int(few.mask.sum())} tokens differ by {difference:.2g} nats on average, more than {limit}; {hint}"
         )
 
 

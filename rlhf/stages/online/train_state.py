@@ -1,15 +1,14 @@
 """The training of online stages: trained parameters, optimizer and schedule, an update's minibatches, checkpoints."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from rlhf.data.batch import Rollout, TrainingBatch
+from rlhf.data.batch import TrainingBatch
 from rlhf.errors import UserError
 from rlhf.files import reading
 from rlhf.models.adapters import save_adapter
@@ -23,6 +22,7 @@ from rlhf.recipe import StageName
 from rlhf.recipe.schema_model import BaseSpec
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.run.layout import ADAPTER
+from rlhf.run.reader import advising
 from rlhf.stages.online.scores import ScoreNorm
 from rlhf.terminal import say
 
@@ -32,18 +32,13 @@ TrainedRole = Literal["policy", "value"]  # also the keys of their parameters in
 RATE_KEYS: dict[TrainedRole, str] = {"policy": "learning_rate", "value": "value_learning_rate"}  # keys of the recipe
 GRAD_NORM_KEYS: dict[TrainedRole, str] = {"policy": "policy/grad_norm", "value": "val/grad_norm"}  # of metrics
 BatchT = TypeVar("BatchT", bound=TrainingBatch)
-AddGradients = Callable[[BatchT, Tensor], dict[str, float]]
 
 
-class TrainedParameters(NamedTuple):
-    """The trained parameters of a role, and their learning rate before the schedule."""
+class TrainState(Generic[BatchT]):
+    """What a checkpoint keeps: trained parameters, optimizer, schedule, step, KL coefficient, norm of the scores.
 
-    parameters: Sequence[nn.Parameter]
-    learning_rate: float
-
-
-class TrainState:
-    """What a checkpoint keeps: trained parameters, optimizer, schedule, step, KL coefficient, norm of the scores."""
+    A method's `Learner` adds `add_gradients`.
+    """
 
     def __init__(
         self,
@@ -51,13 +46,13 @@ class TrainState:
         shared: SharedBase,
         options: OnlineOptions,
         score_norm: ScoreNorm,
-        by_role: Mapping[TrainedRole, TrainedParameters],
+        by_role: Mapping[TrainedRole, Sequence[nn.Parameter]],
     ):
         self.stage, self.shared, self.options = stage, shared, options
         self.score_norm, self.by_role = score_norm, by_role
         self.optimizer = new_optimizer(
             options.optim,
-            [{"params": part.parameters, "lr": part.learning_rate} for part in by_role.values()],
+            [{"params": parameters, "lr": getattr(options, RATE_KEYS[role])} for role, parameters in by_role.items()],
             betas=(options.adam_beta1, options.adam_beta2),
             eps=options.adam_epsilon,
             weight_decay=options.weight_decay,
@@ -73,65 +68,55 @@ class TrainState:
         self.kl_coef = options.kl_coef
         self.step = 0
 
-    def parameters(self, role: TrainedRole) -> Sequence[nn.Parameter]:
-        """Return the trained parameters of a role."""
-        return self.by_role[role].parameters
-
     @property
     def all_parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters of all roles."""
-        return [parameter for part in self.by_role.values() for parameter in part.parameters]
+        return [parameter for parameters in self.by_role.values() for parameter in parameters]
 
     @property
     def reward_kl_coef(self) -> float:
         """Return the weight of the KL in the rewards; 0 if the recipe puts the KL into the loss instead."""
         return self.kl_coef if self.options.kl_penalty == "reward" else 0.0
 
-    def update(self, batch: BatchT, add_gradients: AddGradients[BatchT]) -> dict[str, float]:
+    def add_gradients(self, batch: BatchT, mini_rows: Tensor) -> dict[str, float]:
+        """Add the gradients of a minibatch, given as rows of the batch. Return its statistics."""
+        raise NotImplementedError
+
+    def update(self, batch: BatchT) -> dict[str, float]:
         """Pass over a batch in minibatches, as often as the recipe says. Return the mean statistics of those used.
 
         A minibatch of which nothing counts is not used, nor a batch of one token that counts, which has no spread: a
-        step would follow the optimizer's momentum. `add_gradients` adds the gradients of a minibatch, given as rows of
-        the batch, and returns its statistics.
+        step would follow the optimizer's momentum.
         """
         counted, lr = batch.counted, self.schedule.get_last_lr()[0]
         if counted.sum() < 2:
             share = f"{int(counted.count_nonzero())} of {len(counted)} responses count"
             say(f"note: {self.stage}: no update in step {self.step + 1}: {share}, too few to learn from")
             return {"update/optimizer_steps": 0, "lr": lr}
-        with self._ready_to_learn():
-            used: list[dict[str, float]] = []  # statistics of the minibatches with which a step was taken
-            for rows in self._minibatches(len(counted)):
-                if not counted[rows].any():
-                    continue
-                stats = add_gradients(batch, rows)
+        self.shared.base.train(self.options.gradient_checkpointing)  # dropout is 0; checkpointing needs train mode
+        self.shared.scatter()
+        used: list[dict[str, float]] = []  # statistics of the minibatches with which a step was taken
+        for rows in self._minibatches(len(counted)):
+            if counted[rows].any():
+                stats = self.add_gradients(batch, rows)
                 used.append(stats | self.step_optimizer())
+        self.shared.base.eval()
+        self.shared.gather()
         means = {name: sum(stats[name] for stats in used) / len(used) for name in used[0]}
         return means | {"update/optimizer_steps": len(used), "lr": lr}
 
     def _minibatches(self, count: int) -> Iterator[Tensor]:
-        """Yield the rows of each minibatch of a batch of `count` rows, pass by pass, each in a new random order."""
-        for _ in range(self.options.passes):
-            yield from torch.randperm(count).chunk(self.options.num_mini_batches)
-
-    @contextmanager
-    def _ready_to_learn(self) -> Iterator[None]:
-        """Make the trainable roles ready for backward passes inside the block. Gradients are cleared at its end."""
-        self.shared.base.train(self.options.gradient_checkpointing)  # dropout is 0; checkpointing needs train mode
-        self.shared.scatter()
-        try:
-            yield
-        finally:
-            self.optimizer.zero_grad()
-            self.shared.base.eval()
-        self.shared.gather()  # not after an error, when other ranks would not take part
-
-    def micro_batches(self, rollout: Rollout, mini_rows: Tensor) -> Iterator[Tensor]:
-        """Yield this rank's micro-batches of a minibatch, each as rows of the batch on the host.
+        """Yield the rows of each minibatch of a batch of `count` rows, pass by pass, each in a new random order.
 
         The rehearsal of memory (rlhf/plan/rehearsal/seams.py) takes the first of them alone.
         """
-        yield from rollout.sharded_by_length(self.options.per_device_train_batch_size, mini_rows)
+        for _ in range(self.options.passes):
+            yield from torch.randperm(count).chunk(self.options.num_mini_batches)
+
+    def micro_batches(self, batch: BatchT, mini_rows: Tensor) -> Iterator[tuple[Tensor, BatchT]]:
+        """Yield this rank's micro-batches of a minibatch, each with its rows of the batch, on the host."""
+        for rows in batch.rollout.sharded_by_length(self.options.per_device_train_batch_size, mini_rows):
+            yield rows, batch.rows(rows)
 
     def sums_of(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Return the sums of the statistics of micro-batches, over all ranks."""
@@ -146,7 +131,7 @@ class TrainState:
         """
         distributed.reduce_gradients(self.all_parameters)
         limit = self.options.max_grad_norm
-        grad_norms = {role: nn.utils.clip_grad_norm_(part.parameters, limit) for role, part in self.by_role.items()}
+        grad_norms = {role: nn.utils.clip_grad_norm_(part, limit) for role, part in self.by_role.items()}
         broken = [role for role, norm in grad_norms.items() if not norm.isfinite()]
         if broken:
             rates = " or ".join(f"{self.stage}.{RATE_KEYS[role]}" for role in broken)
@@ -175,7 +160,7 @@ class TrainState:
             "step": self.step,
             "norm": tuple(self.score_norm),
             "kl_coef": self.kl_coef,
-            **{role: [p.detach().cpu() for p in part.parameters] for role, part in self.by_role.items()},
+            **{role: [p.detach().cpu() for p in parameters] for role, parameters in self.by_role.items()},
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "random": random_state(),
@@ -195,7 +180,7 @@ class TrainState:
     @torch.no_grad()
     def take(self, role: TrainedRole, saved: SavedState) -> None:
         """Load the parameters of a role from a state that `save` wrote."""
-        for parameter, value in zip(self.parameters(role), saved[role], strict=True):
+        for parameter, value in zip(self.by_role[role], saved[role], strict=True):
             parameter.copy_(value)
 
 
@@ -204,7 +189,8 @@ def read_state(folder: Path) -> SavedState:
 
     Raises UserError for anything else.
     """
-    with reading(folder / STATE):
+    advice = f"move {folder} away, and --resume takes the checkpoint before it"
+    with advising(advice), reading(folder / STATE):
         saved: SavedState = torch.load(folder / STATE, map_location="cpu", weights_only=True)
     return saved
 
