@@ -4,6 +4,7 @@ import math
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import fmean
 
 import click
@@ -19,7 +20,7 @@ from rlhf.files import cache_root
 from rlhf.plan.own_rows import tokenizer_at_hand
 from rlhf.recipe import parse_overrides
 from rlhf.recipe.schema_online import MODEL_REWARD
-from rlhf.stages.online.rewards import find, json_messages
+from rlhf.stages.online.rewards import find
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -66,7 +67,7 @@ def reward(choice: Choice, names: tuple[str, ...]) -> None:
         asked = [(row, of_row[kind]) for row, of_row in answers if kind in of_row]
         given: dict[str, Sequence[object]] = {
             "prompts": [written(row.prompt) for row, _ in asked],
-            "messages": [json_messages(row.prompt) for row, _ in asked],
+            "messages": [[asdict(message) for message in row.prompt] for row, _ in asked],
             "completions": [text for _, text in asked],
             "answer": [getattr(row, "right_answer", None) for row, _ in asked],
         }

@@ -18,7 +18,7 @@ from rlhf.run import reader
 from rlhf.run.evidence import IS_BETTER, NO_DIFFERENCE, NO_VERDICT, OF_FUNCTION, Word, verdict, way_to_know
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest
 from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
-from rlhf.run.outcomes import Answer, Details, SampleLine
+from rlhf.run.outcomes import Answer, SampleLine
 from rlhf.terminal import wording
 
 FIGURES = ("kl_per_token", "perplexity", "response_length", "eos_rate", "rm/accuracy")  # of all answers together
@@ -145,7 +145,7 @@ def load(run_directory: Path, stage: PolicyLabel | None = None) -> PolicyEvaluat
         reward_models={manifest.seed: reward_model_digest(rm_summary) if rm_summary else None},
         metrics={key: x for key, x in metrics.items() if "/" not in key or key.startswith("rm/")},
         settings=manifest.settings | ({stage: of_policy[stage]} if stage in of_policy else {}),
-        reward_functions=(reader.read(folder / "details.json", Details) or Details()).reward_functions,
+        reward_functions=manifest.reward_functions,
     )
 
 

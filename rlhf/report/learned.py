@@ -22,7 +22,6 @@ MEANING = {
     "reasoning_gym": "0 to 1, by the task's own check",
     "regex": "1 where the answer matches, else 0",
     "length": "0 up to the limit of length, −1 from twice the limit on",
-    "json_valid": "1 for valid JSON, else 0",
     "judge": "a judge's mark, from 0 to 1",
     "reward_model": "what another reward model gives; more is better",
 }
@@ -65,8 +64,9 @@ def _of_gain(gain: Gain) -> str:
 def meanings(run: RunRecords) -> list[str]:
     """Return what each reward of the sentences means, and the range of it in the answers that are kept."""
     texts = {}
+    functions = run.manifests[EVALUATE].reward_functions if EVALUATE in run.manifests else {}
     for gain in gains_over_start(run.summaries):
-        function = run.details.reward_functions.get(gain.key.removeprefix("reward_"), "")
+        function = functions.get(gain.key.removeprefix("reward_"), "")
         kind = function.partition("(")[0] or gain.key
         if gain.key == "true_reward":
             most = sum(weight for weight in toy.TRUTH.values() if weight > 0)

@@ -8,7 +8,7 @@ from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, STAGE_TABLE, STAGES, Sta
 from rlhf.run import reader
 from rlhf.run.finished import finished_evaluation
 from rlhf.run.layout import MANIFEST, METRICS, SAMPLES, SUMMARY
-from rlhf.run.outcomes import Details, SampleLine
+from rlhf.run.outcomes import SampleLine
 from rlhf.run.records import Manifest, MetricsLine, Record, Summary
 
 TITLES: dict[str, str] = {stage: row.title for stage, row in STAGE_TABLE.items()}
@@ -22,7 +22,6 @@ class RunRecords(NamedTuple):
     manifests: dict[str, Manifest]
     summaries: dict[str, Summary]
     samples: list[SampleLine]  # of the evaluation, or else the newest of a policy
-    details: Details
     problems: list[str]
 
     @property
@@ -47,11 +46,10 @@ def load(directory: Path) -> RunRecords:
     if not manifests:
         raise UserError(problems[0] if problems else f"{directory}: no run there; `rlhf run STAGE` makes one")
     summaries = {stage: summary for stage, summary in found.items() if stage in manifests}
-    details, samples = Details(), []
+    samples: list[SampleLine] = []
     try:
         if EVALUATE in summaries:
             finished_evaluation(directory)
-            details = reader.read(directory / EVALUATE / "details.json", Details) or details
         stages: tuple[StageName, ...] = (EVALUATE, *POLICIES, SFT)
         logs = (reader.read_lines(directory / stage / SAMPLES, SampleLine) for stage in stages)
         samples = next(filter(None, logs), [])
@@ -60,7 +58,7 @@ def load(directory: Path) -> RunRecords:
         summaries.pop(EVALUATE, None)
     newest = max((line.step for line in samples), default=0)
     samples = [line for line in samples if line.step == newest]
-    return RunRecords(directory, manifests, summaries, samples, details, problems)
+    return RunRecords(directory, manifests, summaries, samples, problems)
 
 
 def _of_stages(directory: Path, name: str, kind: type[RecordT], problems: list[str]) -> dict[str, RecordT]:

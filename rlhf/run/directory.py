@@ -152,7 +152,7 @@ class StageRun:
         """Add facts to manifest.json.
 
         `data`: which data was read; `cuts`: how many rows or prompts were cut to the recipe's lengths; `base`: what the
-        folder of the base was converted from.
+        folder of the base was converted from; `reward_functions`: those of an evaluation, by name.
         """
         if self._manifest and self.is_main:  # it is empty in a stage that a command only reads
             self._manifest |= facts

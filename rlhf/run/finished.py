@@ -104,8 +104,8 @@ def change_in(
 
 def result_files(path: Path) -> list[Path]:
     """Return the files in a stage's directory that hold its result."""
-    evaluation_files = (SAMPLES, "details.json") if path.name == EVALUATE else ()
-    return sorted([*_results(path), *(file for name in evaluation_files if (file := path / name).is_file())])
+    of_evaluation = [path / SAMPLES] if path.name == EVALUATE else []
+    return sorted([*_results(path), *filter(Path.is_file, of_evaluation)])
 
 
 def _results(path: Path) -> list[Path]:

@@ -40,12 +40,6 @@ class SampleLine(Record):
         return {name: answer for name, answer in self.__pydantic_extra__.items() if isinstance(answer, Answer)}
 
 
-class Details(Record):
-    """The content of evaluate/details.json. It also has pairs whose label the reward model contradicts, for reading."""
-
-    reward_functions: dict[str, str] = Field(default={})  # as the recipe writes them, by name
-
-
 class Reproduction(Record):
     """The record that `rlhf reproduce` writes: the summaries of a chain by seed and stage."""
 

@@ -115,6 +115,7 @@ class Manifest(Record):
     resumed_from: str | None = None  # name of the checkpoint
     data: DataRead | None = None
     base: dict[str, Any] | None = None  # the record of a GGUF file's conversion
+    reward_functions: dict[str, str] = {}  # of an evaluation: as the recipe writes them, by name
 
 
 # -- summary.json ----------------------------------------------------------------------------------------------------

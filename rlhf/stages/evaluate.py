@@ -7,7 +7,6 @@ import torch
 
 from rlhf.data.corpus import Corpus
 from rlhf.data.pairs import encode_pairs
-from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation import references
 from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
@@ -26,11 +25,10 @@ from rlhf.evaluation.policies import (
 from rlhf.evaluation.references import Overlap
 from rlhf.evaluation.reward_model import SCORE_ROLES, reward_model_figures, scores_of
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
-from rlhf.files import JsonObject, write_json
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Evaluate, Rm
-from rlhf.recipe.stages import EVALUATE, RM, PolicyLabel, PolicyStart, RewardModelName
+from rlhf.recipe.stages import EVALUATE, PolicyLabel, PolicyStart
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_FUNCTION
 from rlhf.stages.online.reward_sum import RewardSum
@@ -39,7 +37,6 @@ from rlhf.stats import clustered_share, outcomes
 
 # With the start's name; they are logged under that already.
 REPEATED = ("response_length_", "score_", "true_reward_", "second_score_")
-CONTRADICTED = 10  # pairs that are listed
 
 
 def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
@@ -51,6 +48,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     trained = run.parents.trained_policies()
     sections = [section for stage, section in recipe.online().items() if stage in trained]
     rewards = RewardSum(run.stage, sections, corpus, tokenizer, run.path, device.type)
+    run.describe(reward_functions={label: function.name for label, function in rewards.functions.items()})
     prompts = rewards.usable(corpus.prompts(EVALUATE)).test[: options.max_samples]
     demonstrations = _demonstrations(tokenizer, corpus, options)
 
@@ -61,13 +59,9 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     samples: dict[PolicyLabel, PolicySamples] = {}
     perplexities: dict[PolicyLabel, float] = {}
     pair_metrics: dict[str, float] = {}
-    details: JsonObject = {}
-    if rewards.functions:
-        details["reward_functions"] = {label: function.name for label, function in rewards.functions.items()}
     with telemetry.phase("evaluate"):
         if recipe.rm is not None and "reward" in shared.score_heads:  # before the start's answers set its scale
-            pair_metrics, of_pairs = _judged_pairs(shared, tokenizer, corpus, recipe.rm)
-            details |= of_pairs
+            pair_metrics = _judged_pairs(shared, tokenizer, corpus, recipe.rm)
         for number, label in enumerate(labels, 1):
             role = role_of(label, recipe)
             samples[label] = measure(
@@ -92,24 +86,17 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         for label, policy in samples.items():
             metrics |= {f"{label}/{key}": value for key, value in overlap.metrics(policy.texts).items()}
     metrics |= pair_metrics | rewards.figures()
-    write_json(run.path / "details.json", details)
     run.logs.samples(0, sample_rows(tokenizer, prompts, samples, expected_answers(corpus)))
     shown = examples(prompts, {name: samples[name] for name in (start, *trained)})
     return Result(metrics, telemetry.costs(), shown)
 
 
-def _judged_pairs(
-    shared: SharedBase, tokenizer: DialogueTokenizer, corpus: Corpus, options: Rm
-) -> tuple[dict[str, float], JsonObject]:
-    """Return metrics of each reward model, as `<stage>/<metric>`, and what details.json has about the first.
-
-    Raises UserError if no held-out pair can be used.
-    """
+def _judged_pairs(shared: SharedBase, tokenizer: DialogueTokenizer, corpus: Corpus, options: Rm) -> dict[str, float]:
+    """Return metrics of each reward model, as `<stage>/<metric>`. Raises UserError if no held-out pair can be used."""
     encoded, _, pairs = encode_pairs(tokenizer, corpus.pairs.test[: options.max_eval_samples], options)
     sides = [pair.chosen for pair in encoded], [pair.rejected for pair in encoded]
     length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in encoded]
     metrics: dict[str, float] = {}
-    margins: dict[RewardModelName, list[float]] = {}
     for stage, role in SCORE_ROLES.items():
         if role not in shared.score_heads:
             continue
@@ -117,12 +104,11 @@ def _judged_pairs(
         chosen, rejected = (
             scores_of(side, score, tokenizer.pad_id, 2 * options.per_device_train_batch_size) for side in sides
         )
-        margins[stage] = (chosen - rejected).tolist()
-        share = clustered_share(outcomes(margins[stage]), [pair.prompt for pair in pairs])
+        share = clustered_share(outcomes((chosen - rejected).tolist()), [pair.prompt for pair in pairs])
         figures = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
         figures |= {"accuracy_low": share.low, "accuracy_high": share.high, "heldout_pairs": len(pairs)}
         metrics |= {f"{stage}/{key}": value for key, value in figures.items()}
-    return metrics, {"contradicted": contradicted(tokenizer, pairs, margins[RM])}
+    return metrics
 
 
 def _demonstrations(tokenizer: DialogueTokenizer, corpus: Corpus, options: Evaluate) -> list[ScoredText]:
@@ -155,19 +141,3 @@ def policy_metrics(samples: Mapping[PolicyLabel, PolicySamples], start: PolicySt
 def _repeated(key: str, start: PolicyStart) -> bool:
     """Return whether a metric of a policy is logged under the name of its start already."""
     return key.removesuffix(start) in REPEATED or (key.startswith(OF_FUNCTION) and key.endswith(f"_{start}"))
-
-
-def contradicted(tokenizer: DialogueTokenizer, pairs: list[PreferencePair], margins: list[float]) -> list[JsonObject]:
-    """Return the held-out pairs whose label the reward model contradicts most: its mistakes, or the annotators'."""
-    worst = sorted(range(len(pairs)), key=lambda i: margins[i])[:CONTRADICTED]
-    return [
-        {
-            "margin": margins[i],
-            "prompt": tokenizer.prompt_text(pairs[i].prompt),
-            "chosen": pairs[i].chosen,
-            "rejected": pairs[i].rejected,
-            "source": pairs[i].source,
-        }
-        for i in worst
-        if margins[i] < 0
-    ]

@@ -24,8 +24,8 @@ def a_run(root: Path, answers: list[tuple[str, list[dict[str, Any]]]], reward_mo
     (root / "evaluate/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = {"ppo/kl_per_token": 0.1, "ppo/perplexity": 3.0, "rm/accuracy": 0.7} | more.get("metrics", {})
     settings = {"model": {"quantization": "none"}, "tokenizer": {"name": "t"}} | more.get("settings", {})
-    (root / "evaluate/details.json").write_text(json.dumps(more.get("details", {})))
-    write_records(root / "evaluate", {"settings": settings}, {"metrics": metrics})
+    manifest = {"settings": settings, "reward_functions": more.get("functions", {})}
+    write_records(root / "evaluate", manifest, {"metrics": metrics})
     weights = {"adapter/adapter_model.safetensors": reward_model}
     write_records(root / "rm", summary={"result_sha256": weights})
     return root
@@ -70,10 +70,10 @@ def checked(right: float) -> dict[str, Any]:
 
 def test_rewards_of_functions_are_compared_by_prompt(tmp_path):
     """B has three more of eight right and one fewer: a mean of 1/4, and residuals of 3/4, −1/4 and −1 1/4."""
-    functions = {"reward_functions": {"numeric_answer": "numeric_answer"}}
+    functions = {"numeric_answer": "numeric_answer"}
     rights = ([0, 0, 0, 1, 1, 0, 1, 0], [1, 1, 1, 0, 1, 0, 1, 0])
     a, b = (
-        a_run(tmp_path / name, [(f"p{i}", [checked(float(x))]) for i, x in enumerate(right)], details=functions)
+        a_run(tmp_path / name, [(f"p{i}", [checked(float(x))]) for i, x in enumerate(right)], functions=functions)
         for name, right in zip("ab", rights, strict=True)
     )
     rows = compared(a, b)
@@ -82,8 +82,8 @@ def test_rewards_of_functions_are_compared_by_prompt(tmp_path):
     variance = (3 * 0.75**2 + 4 * 0.25**2 + 1.25**2) / 7 / 8
     assert row["interval"] == pytest.approx(of_shares(1 / 4, variance, 8)) and row["verdict"] == "not known yet"
     assert "score" not in rows
-    other = {"reward_functions": {"numeric_answer": "numeric_answer(tolerance=1)"}}
-    c = a_run(tmp_path / "c", [(f"p{i}", [checked(1.0)]) for i in range(8)], details=other)
+    other = {"numeric_answer": "numeric_answer(tolerance=1)"}
+    c = a_run(tmp_path / "c", [(f"p{i}", [checked(1.0)]) for i in range(8)], functions=other)
     rows = compared(a, c)
     assert rows["reward_numeric_answer"]["difference"] is None, "another function of that name"
     older = a_run(tmp_path / "d", [(f"p{i}", [{"response": "x"}]) for i in range(8)])

@@ -105,7 +105,7 @@ def own_data(trained, tmp_path_factory):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = [str(toy / "corpus.jsonl"), str(toy / "pairs.jsonl"), str(file)]
     changes = {"data__source": "files", "data__files": files}
-    run_stages(grouped("grpo", RULES | {"reward_funcs": ["json_valid"]}, **changes), folder, "pretrain", "sft")
+    run_stages(grouped("grpo", RULES | {"reward_funcs": ["length(most=9)"]}, **changes), folder, "pretrain", "sft")
     return changes, folder
 
 

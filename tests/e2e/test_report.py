@@ -126,7 +126,7 @@ def copied(evaluated: Path, out: Path) -> Path:
 
 
 @pytest.mark.parametrize("content", ["{", '{"schema": 99}', "[1]", "\x00"])
-@pytest.mark.parametrize("file", ["sft/manifest.json", "ppo/summary.json", "evaluate/details.json"])
+@pytest.mark.parametrize("file", ["sft/manifest.json", "ppo/summary.json", "evaluate/manifest.json"])
 def test_a_damaged_record_is_left_out_and_named(evaluated, tmp_path, file, content):
     root = copied(evaluated, tmp_path)
     (root / file).unlink()

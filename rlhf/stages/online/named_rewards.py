@@ -6,16 +6,14 @@
     reasoning_gym(threshold=1)        the score of the task's verifier; with `threshold`, 1 if it is at least that
     regex(pattern='^Yes')             1 if the pattern is found
     length(most=60)                   0 up to `most` words, then falling to -1 at twice as many; or `unit='tokens'`
-    json_valid(keys=['name'])         1 if it is JSON; with `keys`, if it is an object that has them
 
 `exact_answer`, `numeric_answer` and `reasoning_gym` take `extract='#### (.*)'`: a pattern whose last match holds what
 is compared. A right answer that no response can match raises ValueError. So do options that cannot be used.
 """
 
-import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 
 from rlhf.data.normal import normalise, plain_signs, says_something, words
@@ -35,15 +33,12 @@ CLOSING_MARKS = ".,;:!?。"  # which exact_answer ignores at the end
 def exact_answer(*, extract: str | None = None) -> RewardFn:
     extracted = _extractor(extract)
 
-    def reward(completions: list[str], answer: list[str]) -> list[float]:
-        rewards = []
-        for completion, right in zip(completions, answer, strict=True):
-            if not _plain(right):
-                raise ValueError("the answer is empty")
-            rewards.append(float(_plain(extracted(completion)) == _plain(right)))
-        return rewards
+    def is_right(completion: str, answer: str) -> bool:
+        if not _plain(answer):
+            raise ValueError("the answer is empty")
+        return _plain(extracted(completion)) == _plain(answer)
 
-    return reward
+    return _each(is_right)
 
 
 def numeric_answer(*, tolerance: float = 0.0, extract: str | None = None) -> RewardFn:
@@ -51,34 +46,28 @@ def numeric_answer(*, tolerance: float = 0.0, extract: str | None = None) -> Rew
     if not 0 <= tolerance < math.inf:
         raise ValueError("tolerance must be a finite number, 0 or more")
 
-    def reward(completions: list[str], answer: list[str]) -> list[float]:
-        rewards = []
-        for completion, right in zip(completions, answer, strict=True):
-            wanted, number = _last_number(right), _last_number(extracted(completion))
-            if wanted is None or not wanted.is_finite():
-                raise ValueError(f"the answer {right[:QUOTED]!r} holds no finite number")
-            room = Decimal(str(tolerance)) * (abs(wanted) or 1)
-            rewards.append(float(number is not None and abs(number - wanted) <= room))
-        return rewards
+    def is_right(completion: str, answer: str) -> bool:
+        wanted, number = _last_number(answer), _last_number(extracted(completion))
+        if wanted is None or not wanted.is_finite():
+            raise ValueError(f"the answer {answer[:QUOTED]!r} holds no finite number")
+        room = Decimal(str(tolerance)) * (abs(wanted) or 1)
+        return number is not None and abs(number - wanted) <= room
 
-    return reward
+    return _each(is_right)
 
 
 def math_answer() -> RewardFn:
     require(["math_verify"], "the reward math_answer", install_command("math"))
 
-    def reward(completions: list[str], answer: list[str]) -> list[float]:
+    def is_right(completion: str, answer: str) -> bool:
         from math_verify import parse, verify
 
-        rewards = []
-        for completion, right in zip(completions, answer, strict=True):
-            wanted = parse(_marked(right))
-            if not wanted:
-                raise ValueError(f"the answer {right[:QUOTED]!r} is not a mathematical expression")
-            rewards.append(float(verify(wanted, parse(completion))))
-        return rewards
+        wanted = parse(_marked(answer))
+        if not wanted:
+            raise ValueError(f"the answer {answer[:QUOTED]!r} is not a mathematical expression")
+        return bool(verify(wanted, parse(completion)))
 
-    return reward
+    return _each(is_right)
 
 
 def reasoning_gym(*, extract: str | None = None, threshold: float = 0.0) -> RewardFn:
@@ -116,17 +105,11 @@ def length(*, most: int, unit: str = "words") -> RewardFn:
     return reward
 
 
-def json_valid(*, keys: Sequence[str] = ()) -> RewardFn:
-    def is_valid(text: str) -> bool:
-        fenced = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?```\s*", text, re.DOTALL)
-        try:
-            value = json.loads(fenced[1] if fenced else text, parse_constant=int)  # NaN is no JSON, and no int
-        except (ValueError, RecursionError):
-            return False
-        return not keys or (isinstance(value, dict) and all(key in value for key in keys))
+def _each(is_right: Callable[[str, str], bool]) -> RewardFn:
+    """Return the reward that is 1 for a response of which `is_right(response, right answer)` is true, else 0."""
 
-    def reward(completions: list[str]) -> list[float]:
-        return [float(is_valid(completion)) for completion in completions]
+    def reward(completions: list[str], answer: list[str]) -> list[float]:
+        return [float(is_right(*pair)) for pair in zip(completions, answer, strict=True)]
 
     return reward
 

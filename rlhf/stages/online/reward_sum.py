@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from rlhf.process import distributed
 from rlhf.recipe.schema_online import MODEL_REWARD, OnlineOptions
 from rlhf.recipe.stages import StageName
 from rlhf.run.reader import advising
-from rlhf.stages.online.rewards import RewardFunction, find, json_messages, labels
+from rlhf.stages.online.rewards import find, labels
 from rlhf.stages.online.scores import ByName, FunctionRewards
 
 
@@ -69,13 +70,9 @@ class RewardSum:
                 prompts = prompts.only(self.right_answers.__contains__)
                 prompts = prompts.required(self.stage, 'prompts with a right answer ({"prompt", "answer"})')
                 if function.is_named:
-                    self._check_answers(function, [*prompts])
+                    with advising("correct the row's answer or remove the row"):
+                        function(self._given([*prompts], [""] * len(prompts), [[]] * len(prompts)))
         return prompts
-
-    def _check_answers(self, function: RewardFunction, prompts: Sequence[Prompt]) -> None:
-        """Raise UserError for a right answer that no response can match."""
-        with advising("correct the row's answer or remove the row"):
-            function(self._given(prompts, [""] * len(prompts), [[]] * len(prompts)))
 
     def __call__(self, prompts: Sequence[Prompt], texts: Sequence[str], ids: Sequence[list[int]]) -> FunctionRewards:
         """Return the rewards of one response to each prompt; the same numbers on every rank.
@@ -105,7 +102,7 @@ class RewardSum:
         of_rows = [self.columns.get(prompt, {}) for prompt in prompts]
         return {name: [row.get(name) for row in of_rows] for row in of_rows for name in row} | {
             "prompts": [self.tokenizer.prompt_text(prompt) for prompt in prompts],
-            "messages": [json_messages(prompt) for prompt in prompts],
+            "messages": [[asdict(message) for message in prompt] for prompt in prompts],
             "completions": texts,
             "completion_ids": ids,
             "answer": [self.right_answers.get(prompt) for prompt in prompts],

@@ -19,13 +19,12 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlhf.data.rows import Message
 from rlhf.data.worlds import gym
 from rlhf.errors import UserError
 from rlhf.stages.online import named_rewards
@@ -40,7 +39,6 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "reasoning_gym": named_rewards.reasoning_gym,
     "regex": named_rewards.regex,
     "length": named_rewards.length,
-    "json_valid": named_rewards.json_valid,
     "judge": JudgeReward,
     "reward_model": ModelReward,
 }
@@ -66,20 +64,19 @@ def labels(names: Sequence[str]) -> list[str]:
     return [name if (n := short[:i].count(name)) == 0 else f"{name}_{n + 1}" for i, name in enumerate(short)]
 
 
-def json_messages(prompt: Sequence[Message]) -> list[dict[str, str]]:
-    """Return a prompt as functions get its messages."""
-    return [{"role": message.role, "content": message.content} for message in prompt]
-
-
 class RewardFunction:
     """A reward function and how the recipe names it.
 
     columns: those of the rows that it takes, and whether it needs them. needs_answer: whether it compares responses
     with right answers. is_named: whether it is one of REWARDS, which raise for an answer that no response can match.
+    begin(folder, device): make it ready for a run, which has a folder for files, and a device. figures(): what it
+    counted in this run, for the summary; empty for most.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], is_named: bool):
-        self.name, self.function, self.is_named = name, function, is_named
+    def __init__(self, name: str, function: Callable[..., Any]):
+        self.name, self.function, self.is_named = name, function, ":" not in name
+        self.begin: Callable[[Path | None, str], None] = getattr(function, "begin", lambda folder, device: None)
+        self.figures: Callable[[], dict[str, float]] = getattr(function, "figures", dict)
         parameters = inspect.signature(function).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         needed = {p.name: p.default is p.empty for p in named}
@@ -87,16 +84,6 @@ class RewardFunction:
         self.columns = {name: needs for name, needs in needed.items() if name not in (*STANDARD, ENTRY)}
         self.needs_answer = needed.get("answer", False) or needed.get(ENTRY, False)
         self._taken = {*needed, *(STANDARD if takes_all else ())}
-
-    def begin(self, folder: Path | None, device: str) -> None:
-        """Make the function ready for a run, which has a folder for files, and a device."""
-        if hasattr(self.function, "begin"):
-            self.function.begin(folder, device)
-
-    def figures(self) -> dict[str, float]:
-        """Return what the function counted in this run, for the summary; empty for most."""
-        figures: dict[str, float] = self.function.figures() if hasattr(self.function, "figures") else {}
-        return figures
 
     def __call__(
         self, given: Mapping[str, Sequence[Any]], seed: int = 0, timeout: float | None = None
@@ -129,25 +116,15 @@ class RewardFunction:
             result = self.function(**{name: list(items) for name, items in lists.items() if name in self._taken})
             if inspect.iscoroutine(result):
                 result = RUNNER.run(result)
-            if isinstance(result, Mapping | set | str):  # a mapping's keys would be taken for the numbers
-                raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
-            numbers = [None if number is None else float(number) for number in _no_texts(result)]
-        if len(numbers) != count:
-            raise ValueError(
-                f"it returned {len(numbers)} numbers for {count} responses: return a list with one for each"
-            )
-        for number in numbers:
-            if number is not None and not abs(number) <= LARGEST:
-                raise ValueError(f"it returned {number}, not a finite number in float32 or None")
-        return numbers
-
-
-def _no_texts(numbers: Iterable[Any]) -> Iterator[Any]:
-    """Yield what is no text: `float` would read one."""
-    for number in numbers:
-        if isinstance(number, str | bytes):
-            raise TypeError(f"it returned the text {number!r}, not a number")
-        yield number
+            if isinstance(result, Mapping):  # its keys would be taken for the numbers
+                raise TypeError("it returned a mapping, not a list of numbers")
+            numbers = list(result)
+            for number in numbers:
+                if number is not None and not abs(number) <= LARGEST:  # NaN is not, and a text has no `abs`
+                    raise ValueError(f"it returned {number}, not a finite number in float32 or None")
+            if len(numbers) != count:
+                raise ValueError(f"it returned {len(numbers)} numbers for {count} responses, not one for each")
+            return [None if number is None else float(number) for number in numbers]
 
 
 def _asked(given: Mapping[str, Sequence[Any]], row: int) -> str:
@@ -176,7 +153,7 @@ def find(name: str, where: str) -> RewardFunction:
     except (KeyError, SyntaxError, ValueError, RecursionError, MemoryError):
         raise UserError(f"{where}: {name!r} is not a reward; write it as regex(pattern='^Yes'); {known}") from None
     try:
-        return RewardFunction(name, kind(**options), is_named=True)
+        return RewardFunction(name, kind(**options))
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: {name}: {error}") from None
 
@@ -194,7 +171,7 @@ def _users_own(name: str, where: str) -> RewardFunction:
     function = getattr(loaded, attribute, None)
     if not callable(function) or isinstance(function, type):
         raise UserError(f"{where}: {name}: {module} ({loaded.__file__}) has no function {attribute}")
-    return RewardFunction(name, function, is_named=False)
+    return RewardFunction(name, function)
 
 
 def _loaded(name: str) -> ModuleType:
@@ -211,11 +188,7 @@ def _loaded(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(private, file)
     assert spec is not None and spec.loader is not None
     module = sys.modules[private] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[private]
-        raise
+    spec.loader.exec_module(module)
     return module
 
 
