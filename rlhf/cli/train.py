@@ -121,7 +121,7 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
         with endings.reporting_progress(lambda: runner.progress(this_run)):
             launching.launch(loaded, task)
         return None
-    summary, result, path = runner.execute(
+    summary, result = runner.execute(
         stage,
         loaded,
         Path(task.out),
@@ -134,12 +134,12 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
     if summary is None or distributed.rank():
         return None
     if result is None:
-        screen.OUT.print(f"{stage}: done before ({path}); nothing was run")
+        screen.OUT.print(f"{stage}: done before ({this_run.path}); nothing was run")
     show_stage(summary)
     if result is not None:
-        screen.OUT.print(f"written to {path}", style="dim")
+        screen.OUT.print(f"written to {this_run.path}", style="dim")
         if result.examples:
             screen.OUT.print("\nheld-out prompts, the first whose answer changed", style="bold")
         for example in result.examples:
             show_sample(*example)
-    return path
+    return this_run.path

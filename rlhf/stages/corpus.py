@@ -8,7 +8,7 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.models.loading import load_tokenizer
 from rlhf.process import distributed
-from rlhf.recipe.stages import EVALUATE, PRETRAIN
+from rlhf.recipe.stages import PRETRAIN
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MANIFEST
 from rlhf.run.reader import read
@@ -30,43 +30,27 @@ def stage_input(run: StageRun) -> tuple[DialogueTokenizer, Corpus]:
 
 
 def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Corpus:
-    """Return the rows for a stage that has started, as `read_corpus`. Their fingerprint goes into its manifest.
+    """Return the rows for a stage that has started, as `read_corpus`, and say how many. Its manifest describes them.
 
-    Raises UserError for bad data, and when the stage's parents, or the run that it resumes, saw other data.
+    Raises UserError for bad data, for too few rows, and when the stage's parents, or the run that it resumes, saw other
+    data.
     """
+    loaded = run.loaded
     with working(f"{run.stage}: reading data"), distributed.main_first():
-        corpus, facts, notes = read_corpus(run.loaded.recipe, run.run_directory, tokenizer)
-    opening = _opening(run, corpus)
-    if run.is_main:
-        say(opening)
+        corpus, facts, notes = read_corpus(loaded.recipe, run.run_directory, tokenizer)
+    rows = corpus.of_stage(run.stage, loaded.recipe.tokenizer.template)
+    there = f"{len(rows.train):,} rows for training and {len(rows.test):,} held out"
+    where = f"on {loaded.recipe.hardware.device}, into {run.path}"
+    say(f"{run.stage}: {loaded.name} {loaded.version}, {there}, {where}{run.expected and f', {run.expected}'}")
     for note in notes:
         say(f"{run.stage}: {note}")
     distributed.agree("data", facts.sha256)
-    _require_data_of_earlier_runs(run, facts.sha256)
-    run.describe(data=facts.model_dump(exclude_unset=True))
-    return corpus
-
-
-def _opening(run: StageRun, corpus: Corpus) -> str:
-    """Return the line with which a stage begins: recipe, rows, device, folder, and the expected time if it is known.
-
-    Raises UserError where the data have too few rows for it.
-    """
-    loaded = run.loaded
-    rows = corpus.of_stage(run.stage, loaded.recipe.tokenizer.template)
-    there = f"{len(rows.train):,} rows for training and {len(rows.test):,} held out"
-    what = f"{len(rows.test):,} rows held out" if run.stage == EVALUATE else there
-    where = f"on {loaded.recipe.hardware.device}, into {run.path}"
-    return f"{run.stage}: {loaded.name} {loaded.version}, {what}, {where}{run.expected and f', {run.expected}'}"
-
-
-def _require_data_of_earlier_runs(run: StageRun, data_sha256: str) -> None:
-    """Raise UserError if the stage's parents, or the run that it resumes, saw other data."""
     earlier = {run.path: run.resumed_data}
-    for parent in recipes.parents(run.loaded.recipe, run.stage):
-        folder = run.parents.folder(parent)
+    for folder in map(run.parents.folder, recipes.parents(loaded.recipe, run.stage)):
         manifest = read(folder / MANIFEST, Manifest)
         earlier[folder] = manifest.data if manifest else None
-    for path, data in earlier.items():
-        if data and data.sha256 != data_sha256:
-            raise UserError(f"the data has changed since {path} was made; choose another --out")
+    for folder, data in earlier.items():
+        if data and data.sha256 != facts.sha256:
+            raise UserError(f"the data has changed since {folder} was made; choose another --out")
+    run.describe(data=facts.model_dump(exclude_unset=True))
+    return corpus

@@ -43,14 +43,6 @@ class Forecast(NamedTuple):
     hours: float | None = None  # the same as a number
 
 
-class Executed(NamedTuple):
-    """A stage that is finished, and its directory."""
-
-    summary: Summary | None  # None on a rank that did not write it
-    result: Result | None  # None if the stage was done before
-    path: Path
-
-
 def execute(
     stage: StageName,
     loaded: PinnedRecipe,
@@ -61,9 +53,10 @@ def execute(
     preflight: Callable[[], Forecast] = Forecast,
     stop_on: Sequence[str] = (),
     only: Sequence[PolicyName] = (),
-) -> Executed:
+) -> tuple[Summary | None, Result | None]:
     """Run one stage unless it is done already.
 
+    Return its summary, None on a rank that did not write it, and its result, None if the stage was done before.
     `resume`: continue an unfinished run from its newest checkpoint (True), or set it aside and begin anew (False); for
     None such a run is refused. `preflight` predicts the stage's peak and time, or raises UserError, before anything is
     loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
@@ -87,7 +80,7 @@ def execute(
                 summary = run.finish(metrics, result.costs, forecast.peak_bytes, forecast.hours)
         if run.is_main:
             card.write(run.run_directory)
-        return Executed(summary, result, run.path)
+        return summary, result
 
 
 # -- before anything is loaded -----------------------------------------------------------------------------------------
@@ -119,19 +112,13 @@ def _check_parents(run: StageRun) -> None:
 
     An evaluation does without a reward model that is not trained.
     """
-    needed = parents(run.loaded.recipe, run.stage)
-    if run.stage == EVALUATE:
-        learned_from = {
-            name for policy in run.parents.trained_policies() for name in parents(run.loaded.recipe, policy)
-        }
-        spared = [name for name in needed if name in REWARD_MODELS and name not in learned_from]
-        spared = [name for name in spared if not (run.parents.folder(name) / SUMMARY).exists()]
-        if spared:
-            say(f"evaluate: no scores, for this run has not trained {', '.join(spared)}")
-        needed = [name for name in needed if name not in spared]
-    for parent in needed:
-        run.parents.require(parent)
-    for policy in run.parents.require_policies() if run.stage == EVALUATE else ():
+    evaluates = run.stage == EVALUATE
+    for parent in parents(run.loaded.recipe, run.stage):
+        if evaluates and parent in REWARD_MODELS and not (run.parents.folder(parent) / SUMMARY).exists():
+            say(f"evaluate: no scores of {parent}, for this run has not trained it")
+        else:
+            run.parents.require(parent)
+    for policy in run.parents.require_policies() if evaluates else ():
         verified(run.run_directory, policy)
 
 
@@ -235,12 +222,10 @@ def _explained_errors(run: StageRun) -> Iterator[None]:
         raise
     except Exception as error:
         if exhaustion.out_of_room(error):
-            file = getattr(error, "filename", None) or run.path
-            reason = getattr(error, "strerror", None) or message_of(error)
-            what = f"{file} cannot grow ({reason}): make room, or allow larger files"
+            what = "a file cannot grow: make room, or allow larger files"
         elif exhaustion.out_of_memory(error):
             plan = f"rlhf plan --recipe {run.loaded.directory} --fit card"
-            what = f"out of memory ({message_of(error)}): free some; `{plan}` looks for settings that need less"
+            what = f"out of memory: free some; `{plan}` looks for settings that need less"
         else:
             raise
-        raise UserError(f"{run.stage}: {what}. {progress(run)}") from error
+        raise UserError(f"{run.path}: {what} ({message_of(error)}). {progress(run)}") from error

@@ -52,7 +52,6 @@ def test_the_split_that_the_recipe_names_is_read(tmp_path, monkeypatch):
         ("sft", "", "sft: cpu-tiny v1, {train} rows for training and {test} held out, on cpu, into {path}"),
         ("ppo", "projected 2 hours", "ppo: cpu-tiny v1, {train} rows for training and {test} held out, on cpu, into "),
         ("pretrain", "", "pretrain: cpu-tiny v1, {texts} rows for training and"),
-        ("evaluate", "", "evaluate: cpu-tiny v1, {test} rows held out, on cpu, into {path}"),
     ],
 )
 def test_a_stage_begins_with_recipe_rows_device_folder_and_time(tmp_path, capsys, stage, expected, said):
