@@ -56,7 +56,7 @@ class SharedBase:
         self.score_heads: dict[ScoreRole, nn.Linear] = {}
         self.value_head: nn.Linear | None = None
         self.sharded = False
-        self.checked = False  # whether sampling was compared with training, in a first rollout
+        self.checked = set[object]()  # what samples and was compared with training; None: the base itself
         self.roles = Roles(base, adapters, trainable)
 
     @property

@@ -283,5 +283,5 @@ def reward_metrics(rewards: FunctionRewards | None) -> dict[str, float]:
     if rewards is None:
         return {}
     return {name: mean.item() for name, mean in mean_rewards(rewards.by_name).items()} | {
-        "objective/no_verdict": (~rewards.judged).float().mean().item()
+        "objective/no_verdict": rewards.total.isnan().float().mean().item()
     }

@@ -24,7 +24,7 @@ def command(monkeypatch, capsys):
 
     def run(stage: str, out: Path) -> tuple[int, str, str]:
         code, printed, err = rlhf(monkeypatch, capsys, "run", stage, "--recipe", RECIPE, "--out", out, *SETS)
-        said = ("training pairs are", "are trained", ", on cpu, into ", "sampling and training agree", "[")
+        said = ("training pairs are", "are trained", ", on cpu, into ", "sampling and training agree", "]: ")
         (line,) = (line for line in err.splitlines() if not any(words in line for words in said))
         return code, printed, line
 

@@ -29,12 +29,7 @@ class FunctionRewards(NamedTuple):
     """What reward functions give responses, on the CPU."""
 
     by_name: ByName
-    total: Tensor  # (B,) their weighted sum; NaN where a response is not judged
-
-    @property
-    def judged(self) -> Tensor:
-        """Return (B,) bool: which responses have a verdict of every function that counts."""
-        return ~self.total.isnan()
+    total: Tensor  # (B,) their weighted sum; NaN without a verdict of every function that counts
 
 
 class Scores(NamedTuple):
@@ -110,10 +105,8 @@ def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout]
 
 def mean_rewards(by_name: ByName) -> dict[str, Tensor]:
     """Return the mean of each reward over its verdicts, by the key of its metric; a reward without any has none."""
-    means: dict[str, Tensor] = {}
-    for name, raw in by_name.items():
-        means |= mean_judged({f"rewards/{name}": raw}, ~raw.isnan())
-    return means
+    means = [mean_judged({f"rewards/{name}": raw}, ~raw.isnan()) for name, raw in by_name.items()]
+    return {key: mean for of_reward in means for key, mean in of_reward.items()}
 
 
 def mean_judged(numbers: dict[str, Tensor], judged: Tensor) -> dict[str, Tensor]:

@@ -23,7 +23,6 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.observe.watch import mismatch_limit
 from rlhf.process import distributed
-from rlhf.recipe import Recipe
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.recipe.stages import FEW_SAMPLES, RM, Role, SharedRole
 from rlhf.rollout import vllm
@@ -35,7 +34,7 @@ from rlhf.run.checkpoints import require_usable
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_FUNCTION
 from rlhf.run.layout import ADAPTER
-from rlhf.stages.online import role_passes, scores
+from rlhf.stages.online import scores
 from rlhf.stages.online.checkpoints import update_checkpoints
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.scores import ByName, FunctionRewards, ScoreNorm
@@ -43,8 +42,6 @@ from rlhf.stages.online.train_state import TrainState, read_state
 from rlhf.stages.result import Result
 from rlhf.terminal import say
 from rlhf.terminal.progress import Bar
-
-COMPARED = 8  # responses of a server whose log-probabilities are compared with our own
 
 
 class Session:
@@ -69,7 +66,6 @@ class Session:
             self.client = vllm.Client(
                 options.vllm_url, lambda: start_command(self.recipe, options, base_name(run.base))
             )
-        self._server_is_checked = False
 
         self.rewards = RewardSum(run.stage, [options], corpus, tokenizer, run.path, device.type)
         self._expected = expected_answers(corpus)
@@ -131,33 +127,30 @@ class Session:
 
     def sample(self, step: int) -> Rollout:
         """Sample the policy's responses to the prompts of a step, those to one prompt side by side."""
-        shared, copies = self.shared, self.options.samples_per_prompt
+        shared, client, copies = self.shared, self.client, self.options.samples_per_prompt
         prompts = [self.ids[i] for i in self.prompts_of(step)]
         sampling = replace(sampling_settings(self.options), samples_per_prompt=copies)
-        if self.client is not None:
-            rollout = self._sample_by_server(self.client, prompts, sampling)
-        else:
-            with shared.role("policy"):
+        with shared.role("policy"):
+            if client is None:
                 trunk = shared.role_trunk
                 rollout = sample(shared.base, prompts, self.tokenizer, sampling, phase=self.phase, trunk=trunk)
                 check_first(shared, rollout, sampling)
+            else:
+                rollout = self._sample_by_server(client, prompts, sampling)
+                check_first(shared, rollout, sampling, client, mismatch_limit(self.recipe.model, served=True))
         if shared.lean_trunk is None or copies == 1:
             return rollout
         return replace(rollout, prompt_numbers=torch.arange(len(prompts), device=self.device).repeat_interleave(copies))
 
     def _sample_by_server(self, client: vllm.Client, prompts: list[list[int]], sampling: Sampling) -> Rollout:
-        """Sample from the vLLM server, which gets the policy's adapter. Its first responses are checked."""
+        """Sample from the vLLM server, which gets the policy's adapter."""
         folder = self.run.path / "sampling.tmp"  # a name that a restart deletes, after a run that was killed
         try:
             save_adapter(self.shared.peft, self.run.base.model.revision, folder, adapter="policy")
             with client.adapter(folder):
-                rollout = client.sample(prompts, self.tokenizer, sampling, self.device)
+                return client.sample(prompts, self.tokenizer, sampling, self.device)
         finally:
             remove(folder)
-        if not self._server_is_checked:
-            check_served(self.shared, rollout, self.recipe, self.options, client.hint())
-            self._server_is_checked = True
-        return rollout
 
     def function_rewards(self, step: int, rollout: Rollout) -> FunctionRewards | None:
         """Return what reward functions give the responses of a step; None where a recipe names none."""
@@ -274,24 +267,6 @@ def require_verdicts(stage: str, start: PolicySamples) -> None:
         )
 
 
-@torch.no_grad()
-def check_served(shared: SharedBase, rollout: Rollout, recipe: Recipe, options: OnlineOptions, hint: str) -> None:
-    """Compare log-probabilities of a few responses of a vLLM server with those of the training forward pass.
-
-    Raises UserError where they differ by more than the precision explains: the server has another base, dtype or
-    adapter, or does not give processed log-probabilities.
-    """
-    few = rollout.rows(torch.arange(min(COMPARED, len(rollout.ids)), device=rollout.ids.device))
-    own = role_passes.logprobs(shared, "policy", few, options)
-    difference = role_passes.sampling_mismatch(few, own)["rollout/logprob_diff_avg"].item()
-    limit = mismatch_limit(recipe.model, served=True)
-    if not difference <= limit:
-        raise UserError(
-            f"the vLLM server at {options.vllm_url} does not serve the policy: log-probabilities of "
-            f"{int(few.mask.sum())} tokens differ by {difference:.2g} nats on average, more than {limit}; {hint}"
-        )
-
-
 def prompt_order(total: int, step: int, per_step: int, seed: int) -> list[int]:
     """Return the indices of one step's prompts among `total`: epoch after epoch, each in an order of its own.
 
@@ -299,12 +274,9 @@ def prompt_order(total: int, step: int, per_step: int, seed: int) -> list[int]:
     places: the second epoch of a seed has the places of the first one of the next seed, and released results depend on
     it. Prompts still come in another order, because the seed has shuffled the rows before (`divide_rows`).
     """
-    orders: dict[int, list[int]] = {}
-
-    def at(position: int) -> int:
-        epoch = position // total
-        if epoch not in orders:
-            orders[epoch] = torch.randperm(total, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-        return orders[epoch][position % total]
-
-    return [at(position) for position in range(step * per_step, (step + 1) * per_step)]
+    first = step * per_step
+    epochs = range(first // total, (first + per_step - 1) // total + 1)
+    generators = (torch.Generator().manual_seed(seed + epoch) for epoch in epochs)
+    order = [place for generator in generators for place in torch.randperm(total, generator=generator).tolist()]
+    first -= epochs[0] * total
+    return order[first : first + per_step]
