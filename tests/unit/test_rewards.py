@@ -266,7 +266,7 @@ def test_a_call_that_takes_too_long_ends_the_process_in_a_line(own, tmp_path, bo
     own("slow", f"import re, signal, time\ndef f(completions):\n    {body}\n    return [1.0]\n")
     code = (
         "from rlhf.stages.online.rewards import find; "
-        "find('slow:f', 'here')({'prompts': ['One?'], 'completions': ['a']}, timeout=0.3)"
+        "f = find('slow:f', 'here'); f.timeout = 0.3; f({'prompts': ['One?'], 'completions': ['a']})"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=50)
     assert done.returncode == -9
@@ -295,7 +295,7 @@ def test_a_function_may_be_async_and_have_no_verdict(tmp_path, monkeypatch):
     responses = [prompt] * 3, ["ab", "x", "xx"], [[0]] * 3
     by_name, total = reward_sum(*responses)
     assert total.nan_to_num(-1).tolist() == [4.5, -1, -1]
-    reward_sum.weights["judges.other"] = 0.0  # measures, and need not judge
+    reward_sum.functions["judges.other"].weight = 0.0  # measures, and need not judge
     assert reward_sum(*responses).total.nan_to_num(-1).tolist() == [4.0, -1, 4.0]
     assert {name: mean.item() for name, mean in mean_rewards(by_name).items()} == {
         "rewards/judges.late": 2.0,

@@ -46,9 +46,8 @@ class RewardSum:
         self.functions = {
             label: find(name, f"{stage}: reward_funcs") for label, name in zip(labels([*named]), named, strict=True)
         }
-        self.weights = {label: named[function.name][0] for label, function in self.functions.items()}
-        self.timeouts = {label: named[function.name][1] for label, function in self.functions.items()}
         for function in self.functions.values():
+            function.weight, function.timeout = named[function.name]
             function.begin(folder, device)
         wanted = {column for function in self.functions.values() for column in function.columns}
         self.columns = corpus.columns(sorted(wanted)) if wanted else {}
@@ -60,15 +59,13 @@ class RewardSum:
         Raises UserError where none are left on a side of the split, and for a right answer that no response can match.
         """
         for function in self.functions.values():
-            for column, needed in function.columns.items():
-                if needed:
-                    having = {prompt for prompt, row in self.columns.items() if column in row}
-                    prompts = prompts.only(having.__contains__)
-                    what = f"prompts with a column {column!r}, which the reward {function.name} takes"
-                    prompts = prompts.required(self.stage, what)
+            for column in (name for name, needed in function.columns.items() if needed):
+                having = {prompt for prompt, row in self.columns.items() if column in row}
+                what = f"prompts with a column {column!r}, which the reward {function.name} takes"
+                prompts = prompts.only(having.__contains__).required(self.stage, what)
             if function.needs_answer:
-                prompts = prompts.only(self.right_answers.__contains__)
-                prompts = prompts.required(self.stage, 'prompts with a right answer ({"prompt", "answer"})')
+                what = 'prompts with a right answer ({"prompt", "answer"})'
+                prompts = prompts.only(self.right_answers.__contains__).required(self.stage, what)
                 if function.is_named:
                     with advising("correct the row's answer or remove the row"):
                         function(self._given([*prompts], [""] * len(prompts), [[]] * len(prompts)))
@@ -83,16 +80,13 @@ class RewardSum:
         """
         given = self._given(prompts, texts, ids)
         seed = int(sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:8], 16)  # a resumed run has it too
-        computed = distributed.from_main(
-            lambda: {label: function(given, seed, self.timeouts[label]) for label, function in self.functions.items()}
-        )
+        computed = distributed.from_main(lambda: [function(given, seed) for function in self.functions.values()])
         by_name: ByName = {}
         total = torch.zeros(len(texts))
-        for label, numbers in computed.items():
-            raw = torch.tensor([math.nan if number is None else number for number in numbers])
-            by_name[label] = raw
-            if self.weights[label]:  # one of weight 0 measures and does not count, so it may lack a verdict
-                total = total + self.weights[label] * raw
+        for (label, function), numbers in zip(self.functions.items(), computed, strict=True):
+            raw = by_name[label] = torch.tensor([math.nan if number is None else number for number in numbers])
+            if function.weight:  # one of weight 0 measures and does not count, so it may lack a verdict
+                total = total + function.weight * raw
         return FunctionRewards(by_name, total)
 
     def _given(

@@ -70,8 +70,12 @@ class RewardFunction:
     columns: those of the rows that it takes, and whether it needs them. needs_answer: whether it compares responses
     with right answers. is_named: whether it is one of REWARDS, which raise for an answer that no response can match.
     begin(folder, device): make it ready for a run, which has a folder for files, and a device. figures(): what it
-    counted in this run, for the summary; empty for most.
+    counted in this run, for the summary; empty for most. weight: in a sum of rewards. timeout: the seconds of a call,
+    past which the process ends in a line.
     """
+
+    weight = 1.0
+    timeout: float | None = None
 
     def __init__(self, name: str, function: Callable[..., Any]):
         self.name, self.function, self.is_named = name, function, ":" not in name
@@ -85,34 +89,32 @@ class RewardFunction:
         self.needs_answer = needed.get("answer", False) or needed.get(ENTRY, False)
         self._taken = {*needed, *(STANDARD if takes_all else ())}
 
-    def __call__(
-        self, given: Mapping[str, Sequence[Any]], seed: int = 0, timeout: float | None = None
-    ) -> list[float | None]:
+    def __call__(self, given: Mapping[str, Sequence[Any]], seed: int = 0) -> list[float | None]:
         """Return one number for each of the completions; None where the function has no verdict.
 
         given: lists of one item for each completion, `prompts` and `completions` among them. What the function draws
-        begins with `seed`. Past `timeout` seconds the process ends in a line.
+        begins with `seed`.
         Raises UserError, one line that names prompt and response, where the function raises or a number is not finite.
         """
         count = len(given["completions"])
         try:
-            return self._call(given, seed, timeout)
+            return self._call(given, seed)
         except (Exception, SystemExit) as error:  # a user's code raises what it likes
             for row in range(count) if count > 1 else ():  # find the one that it cannot judge
-                self({name: items[row : row + 1] for name, items in given.items()}, seed, timeout)
+                self({name: items[row : row + 1] for name, items in given.items()}, seed)
             where = _asked(given, 0) if count == 1 else f"{count} responses"
             raise UserError(f"reward {self.name} failed with {_said(error, self.function)}, for {where}") from error
 
-    def _call(self, given: Mapping[str, Sequence[Any]], seed: int, timeout: float | None) -> list[float | None]:
+    def _call(self, given: Mapping[str, Sequence[Any]], seed: int) -> list[float | None]:
         count = len(given["completions"])
         line = (
-            f"error: reward {self.name} took longer than reward_timeout: {timeout} s for {count} responses, the first "
-            f"for {_asked(given, 0)}; a stage with a checkpoint goes on with --resume"
+            f"error: reward {self.name} took longer than reward_timeout: {self.timeout} s for {count} responses, the "
+            f"first for {_asked(given, 0)}; a stage with a checkpoint goes on with --resume"
         )
         answers = given.get("answer", ())
         plain = [None if answer is None else gym.right_answer(answer) for answer in answers]
         lists = {**given, "answer": plain, ENTRY: answers} if "answer" in given else given
-        with _limited(timeout, line), _apart(seed):
+        with _limited(self.timeout, line), _apart(seed):
             result = self.function(**{name: list(items) for name, items in lists.items() if name in self._taken})
             if inspect.iscoroutine(result):
                 result = RUNNER.run(result)

@@ -105,8 +105,10 @@ def measure_score_norm(shared: SharedBase, sample_step: Callable[[int], Rollout]
 
 def mean_rewards(by_name: ByName) -> dict[str, Tensor]:
     """Return the mean of each reward over its verdicts, by the key of its metric; a reward without any has none."""
-    means = [mean_judged({f"rewards/{name}": raw}, ~raw.isnan()) for name, raw in by_name.items()]
-    return {key: mean for of_reward in means for key, mean in of_reward.items()}
+    means: dict[str, Tensor] = {}
+    for name, raw in by_name.items():
+        means |= mean_judged({f"rewards/{name}": raw}, ~raw.isnan())
+    return means
 
 
 def mean_judged(numbers: dict[str, Tensor], judged: Tensor) -> dict[str, Tensor]:
