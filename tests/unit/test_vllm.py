@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -152,7 +152,7 @@ def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refuse
         own = role_passes.logprobs(shared, "policy", rollout, options)
     served = replace(rollout, logprobs=own + noise)
     with pytest.raises(UserError, match="does not serve the policy") if refused else nullcontext():
-        server: Any = SimpleNamespace(url=options.vllm_url, hint=lambda: "vllm serve")
+        server = Mock(url=options.vllm_url)
         sampling, limit = session.sampling_settings(options), mismatch_limit(loaded.recipe.model, served=True)
         with shared.role("policy"):
             check_first(shared, served, sampling, server, limit)
