@@ -31,7 +31,7 @@ class Run:
 
     `card` is a name or a size as `cards.named` takes it; without one nothing is decided. `steps` optimizer steps are
     run, `batches` are read at most, and the largest is run with rows of `longest` tokens if that is given. `full` runs
-    all layers. `scratch` runs the program in a copy of the current folder.
+    all layers. `scratch` runs the program in a copy of the current folder, afresh each time.
     """
 
     program: str
@@ -110,27 +110,26 @@ def predict_run(run: Run) -> report.Prediction:
     _check_program(run.program, run.module)
     card = cards.named(run.card) if run.card else cards.ANY
     with tempfile.TemporaryDirectory(prefix="peakmem-") as folder:
-        where = _copied(Path(folder)) if run.scratch else Path.cwd()
         _say(f"{run.program}: running it for {card.words}; it really runs, and what it prints has no real numbers")
-        whole = _Process(run, card, where, Path(folder, "whole"), None, 0, not run.full).result()
+        whole = _Process(run, card, Path(folder, "whole"), None, 0, not run.full).result()
         if whole.ended != "probed" or whole.stack is None:
             return report.of_run(card, whole)
         stack = whole.stack
         low, high = stack.depths
         _say(f"a stack of {stack.layers} equal layers ({stack.layer}): running it with {low} and {high}")
-        started = [_Process(run, card, where, Path(folder, str(n)), stack, n, False) for n in stack.depths]
+        started = [_Process(run, card, Path(folder, str(n)), stack, n, False) for n in stack.depths]
         shallow, deeper = (process.result() for process in started)
         return report.of_depths(card, shallow, deeper)
 
 
-def _copied(folder: Path) -> Path:
-    """Return a copy of the current folder. Raises NotPredicted for one that is too large."""
+def _copy_to(folder: Path) -> Path:
+    """Copy the current folder. Raises NotPredicted for one that is too large."""
     here = Path.cwd()
     size = sum(file.stat().st_size for file in here.rglob("*") if file.is_file() and not file.is_symlink())
     if size > SCRATCH:
         raise NotPredicted(f"--scratch: {here} has {size / 2**30:.1f} GiB, and at most 1 GiB is copied")
-    shutil.copytree(here, folder / "scratch", symlinks=True)
-    return folder / "scratch"
+    shutil.copytree(here, folder, symlinks=True)
+    return folder
 
 
 def _check_program(program: str, module: bool) -> None:
@@ -144,11 +143,12 @@ def _check_program(program: str, module: bool) -> None:
 
 
 class _Process:
-    """The program in a process of its own, whose output goes to stderr; that of a shortened model only if it fails."""
+    """The program in a process of its own, whose output goes to stderr; that of a shortened model only if it fails.
 
-    def __init__(
-        self, run: Run, card: cards.Card, where: Path, into: Path, stack: Stack | None, layers: int, probing: bool
-    ):
+    With `scratch` each has a copy of its own, in which no other process has written.
+    """
+
+    def __init__(self, run: Run, card: cards.Card, into: Path, stack: Stack | None, layers: int, probing: bool):
         self._run, self._into, self._layers = run, into, layers
         into.with_suffix(".task").write_bytes(pickle.dumps((run, card, stack, layers, probing)))
         path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -156,7 +156,7 @@ class _Process:
             [sys.executable, "-m", "peakmem.predicting", str(into)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=where,
+            cwd=_copy_to(into.with_suffix(".scratch")) if run.scratch else None,
             env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
         )
         self._said = b""

@@ -170,9 +170,9 @@ class Followed(StandIn):
 
     def __torch_dispatch__(self, func: Op, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         with torch._C.DisableTorchFunction():
-            if not torch.is_inference_mode_enabled() or not func.has_kernel_for_dispatch_key(COMPOSITE):
+            if not func.has_kernel_for_dispatch_key(COMPOSITE):
                 return super().__torch_dispatch__(func, types, args, kwargs)
-            TorchDispatchMode.__enter__(self)  # without autograd's keys torch hands such an operation over whole
+            TorchDispatchMode.__enter__(self)  # torch hands such an operation over whole for tensors of inference mode
             try:
                 return func.decompose(*args, **kwargs or {})
             finally:

@@ -13,6 +13,8 @@ from peakmem.tensors import META
 if TYPE_CHECKING:
     from peakmem.device import StandIn
 
+OLDEST = 5  # of transformers, whose from_pretrained is stood in for
+
 
 def replacements(stand_in: "StandIn") -> Iterator[tuple[str, Callable[[Any], Any]]]:
     """Yield symbols, and what stands in the place of each: for transformers.Trainer on the stand-in."""
@@ -21,7 +23,7 @@ def replacements(stand_in: "StandIn") -> Iterator[tuple[str, Callable[[Any], Any
         if stand_in.stands_for == "cuda":
             yield "transformers.training_args:is_torch_bf16_gpu_available", lambda _: lambda *_: True
     else:
-        yield "transformers.modeling_utils:PreTrainedModel.from_pretrained", lambda _: classmethod(_from_config)
+        yield "transformers.modeling_utils:PreTrainedModel.from_pretrained", lambda _: _loading(stand_in)
         # A sequence ends where it is longest: the tokens that are drawn are not known.
         yield "transformers.trainer:Trainer._inner_training_loop", lambda train: _naming_later(stand_in, train)
         yield "transformers.generation.stopping_criteria:EosTokenCriteria.__call__", lambda _: _never
@@ -31,6 +33,17 @@ def replacements(stand_in: "StandIn") -> Iterator[tuple[str, Callable[[Any], Any
 
 def _device(arguments: Any) -> Any:
     return arguments._setup_devices and META
+
+
+def _loading(stand_in: "StandIn") -> Any:
+    """Return what stands in for from_pretrained; of versions with other defaults and other steps it is refused."""
+    from transformers import __version__ as version
+
+    if int(version.partition(".")[0]) >= OLDEST:
+        return classmethod(_from_config)
+    return lambda *_, **__: stand_in.refuse(
+        f"from_pretrained of transformers {version} (before {OLDEST}) is not followed"
+    )
 
 
 def _from_config(

@@ -24,8 +24,8 @@ def programs() -> list[dict[str, Any]]:
 def run(one: dict[str, Any], folder: Path) -> tuple[str, str]:
     """Return what became of a program, and the line that says why."""
     where = folder / one["repository"].replace("/", "+") / one.get("within", "")
-    command = [sys.executable, "-P", "-m", "peakmem", "--card", "4090", "--batches", "50", one["path"]]
-    done = subprocess.run([*command, *one["arguments"]], cwd=where, capture_output=True, text=True)
+    command = [sys.executable, "-P", "-m", "peakmem", "--card", "4090", "--batches", "50", *one.get("options", ())]
+    done = subprocess.run([*command, one["path"], *one["arguments"]], cwd=where, capture_output=True, text=True)
     said = [line for line in done.stderr.splitlines() if line.startswith("peakmem: ")]
     return OUTCOMES.get(done.returncode, f"exit {done.returncode}"), said[-1] if said else ""
 
