@@ -72,7 +72,7 @@ def main(
     if random_weights:
         short = loaded.with_changes(few_steps(loaded.recipe, warm_up + count, "hh"))
     else:
-        own = Choice(directory=loaded.directory, data=data).load().with_changes(loaded.overrides) if data else loaded
+        own = Choice(recipe=loaded.directory, data=data).load().with_changes(loaded.overrides) if data else loaded
         short = own.with_changes(few_real_steps(own.recipe, warm_up + count))
     with tempfile.TemporaryDirectory(prefix="rlhf-peer-") as folder:
         found = {stage: compare(short, stage, Path(folder, stage), warm_up, repeats) for stage in chosen}

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import click
 
@@ -66,15 +67,11 @@ def talk(speaker: chatting.Speaker, lines: Iterable[str], temperature: float, to
 
 def _lines() -> Iterator[str]:
     """Yield lines from the keyboard, where arrow keys edit them, or from a pipe."""
-    if not sys.stdin.isatty():
-        for line in sys.stdin:
-            yield line.encode("utf-8", "replace").decode("utf-8")  # bytes that are not UTF-8 arrive as surrogates
-        return
-    import readline  # noqa: F401
-
-    while True:
-        try:
-            yield input("you: ")
-        except EOFError:
-            print()
-            return
+    prompt = "you: " if sys.stdin.isatty() else ""
+    if prompt:
+        import readline  # noqa: F401
+    with suppress(EOFError):
+        while True:
+            yield input(prompt)
+    if prompt:
+        print()

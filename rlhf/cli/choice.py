@@ -23,10 +23,6 @@ from rlhf.terminal import say
 RANDOM_PAIRS = 4000  # stand-in dialogues for random weights
 # Keys that say where data and weights are: --data and --weights set them too.
 PLACES = {"data.source", "data.files", "model.source", "model.name", "model.revision", "model.files", "model.sha256"}
-OF_THE_RUN = {  # settings that a run directory has: fields, and their options
-    **{name: f"--{name}" for name in ("hw", "guide", "out", "data", "weights", "seed")},
-    "directory": "--recipe",
-}
 Command = Callable[..., None]
 
 
@@ -38,7 +34,7 @@ class Choice:
     """
 
     hw: str | None = None
-    directory: Path | None = None
+    recipe: Path | None = None
     guide: bool = False
     data: tuple[str, ...] = ()
     weights: str | None = None
@@ -48,14 +44,15 @@ class Choice:
     run: NamedRun | None = None
 
     def __post_init__(self) -> None:
-        typed = [option for name, option in OF_THE_RUN.items() if getattr(self, name) != getattr(Choice, name)]
+        own = (field for field in fields(self) if field.name not in ("changes", "run"))
+        typed = [f"--{field.name}" for field in own if getattr(self, field.name) != field.default]
         if self.run and typed:
             raise OptionError(f"{self.run}: a run with its own settings; leave out {' and '.join(typed)}")
 
     @property
     def names_a_recipe(self) -> bool:
         """Return whether a recipe is named, by itself or by a run."""
-        return bool(self.run or self.hw or self.directory)
+        return bool(self.run or self.hw or self.recipe)
 
     @property
     def root(self) -> Path:
@@ -79,8 +76,8 @@ class Choice:
     def load(self, stage: StageName | None = None, *, others: bool = True, on_device: bool = False) -> PinnedRecipe:
         """Return the recipe with its changes, and say which version --hw takes.
 
-        `stage`: of the recipes for --hw the one for rows of one's own, and with `others` one that has this stage where
-        the default has not. `on_device`: go on in the container image where the recipe's device asks for it.
+        `stage`: what it is for; with `others` --hw takes a recipe that has it where the default has not. `on_device`:
+        go on in the container image where the recipe's device asks for it.
 
         Raises OptionError for options that name no recipe, a wrong one or a damaged run, or contradict each other.
         """
@@ -94,13 +91,15 @@ class Choice:
                 loaded = self._changed(self._folder(stage if others else None), changes)
         except UserError as error:
             raise OptionError(*error.lines) from error
+        if stage == MERGE:
+            self._check_merged(loaded)
         if on_device:
             self._enter_container(loaded)
         if (loaded.released_sha256 or self.hw) and not distributed.launched():  # of several ranks their parent says it
             say(f"recipe: {loaded.directory} ({loaded.status})")
         return loaded
 
-    def check_merged(self, loaded: PinnedRecipe) -> None:
+    def _check_merged(self, loaded: PinnedRecipe) -> None:
         """Raise OptionError where the folder of another policy is named than the one that is merged."""
         named, merge = self.run and self.run.stage, loaded.recipe.merge
         if merge and named and named not in (MERGE, EVALUATE, merge.stage):
@@ -108,10 +107,10 @@ class Choice:
 
     def _folder(self, stage: StageName | None) -> Path:
         """Return the recipe's folder, from --recipe or --hw."""
-        if self.directory:
+        if self.recipe:
             if self.hw or self.guide:
                 raise OptionError("--recipe names a version: leave out --hw and --guide")
-            return self.directory
+            return self.recipe
         if not self.hw:
             raise OptionError("name a run directory, or a recipe: --hw NAME or --recipe DIR (`rlhf recipes`)")
         default = recipes.resolve(self.hw, default_root(), stage, own=bool(self.data))
@@ -188,7 +187,7 @@ TEMPERATURE = click.option(
 )
 OPTIONS = (
     click.option("--hw", metavar="NAME", help="Take the default recipe of this hardware (`rlhf recipes`)."),
-    click.option("--recipe", "directory", metavar="DIR", type=PATH, help="Folder of a recipe, instead of --hw."),
+    click.option("--recipe", metavar="DIR", type=PATH, help="Folder of a recipe, instead of --hw."),
     click.option("--guide", is_flag=True, help="With --hw: the version that keeps a published guide's settings."),
     click.option(
         "--data",

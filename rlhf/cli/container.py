@@ -64,8 +64,10 @@ def enter(loaded: PinnedRecipe, written: Iterable[Path], read: Iterable[object],
     only_read = [path for path in sorted(shown) if not any(Path(path).is_relative_to(folder) for folder in folders)]
     options = [f"-v={path}:{path}" for path in folders] + [f"-v={path}:{path}:ro" for path in only_read]
     options += [f"-p=127.0.0.1:{port}:{port}"] * (port is not None)
-    words = [runtime, "run", *_options(runtime), *options, f"-e={IMAGE}={identity}", *_program(name), *sys.argv[1:]]
-    os.execvp(runtime, words)
+    options += [*_options(runtime), f"-e={IMAGE}={identity}"]
+    module = getattr(sys.modules["__main__"].__spec__, "name", "rlhf.cli").removesuffix(".__main__")
+    program = [name] if module.startswith("rlhf") else ["--entrypoint=python", name, "-m", module]
+    os.execvp(runtime, [runtime, "run", *options, *program, *sys.argv[1:]])
 
 
 def image(engine: str) -> tuple[str, str]:
@@ -73,9 +75,7 @@ def image(engine: str) -> tuple[str, str]:
 
     It is RLHF_IMAGE's, or that of this checkout's commit; one of changed code is always built. Raises UserError.
     """
-    if shutil.which(engine) is None:
-        raise UserError(f"there is no {engine} here: install it, or run without a container: --runtime local")
-    if subprocess.run([engine, "info"], capture_output=True).returncode:
+    if shutil.which(engine) is None or subprocess.run([engine, "info"], capture_output=True).returncode:
         raise UserError(f"{engine} does not answer; `{engine} info` says why. Without a container: --runtime local")
     code = code_version()
     commit = f"{code.commit or 'unknown'}{'-dirty' * bool(code.dirty)}"
@@ -113,14 +113,6 @@ def _options(engine: str) -> list[str]:
         *(f"-e={name}" for name in BY_NAME),
         *(f"-e=HF_HOME={_hub()}", f"-v={cache_root()}:/cache/rlhf"),
     ]
-
-
-def _program(name: str) -> list[str]:
-    """Return the image and the words before the arguments: its own program is `rlhf`."""
-    module = getattr(sys.modules["__main__"].__spec__, "name", "rlhf.cli")
-    if module.startswith("rlhf"):
-        return [name]
-    return ["--entrypoint=python", name, "-m", module.removesuffix(".__main__")]
 
 
 def _hub() -> Path:

@@ -20,9 +20,9 @@ def guarded(command: click.Command, name: str | None = None) -> None:
 
     `name` is the program's name in its messages; None takes it from the command line.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")  # bytes that are no text, a character that a terminal lacks
     os.environ.setdefault("USER", str(os.getuid()))  # libraries ask for it, and in a container the system knows none
     try:
         with endings.listening():

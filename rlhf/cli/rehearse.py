@@ -24,7 +24,7 @@ def rehearse(choice: Choice) -> None:
 
     A small model stands for the recipe's: SmolLM2-135M, or what --weights names. Made rows stand for data of the hub;
     lengths and batches are cut, and all else is as the recipe has it. An earlier rehearsal of the recipe in
-    <out>/rehearsal is replaced. A stage that fails, or computes a number that is not finite, ends it with its exit code.
+    <out>/rehearsal is replaced. A stage that fails, or computes a number that is not finite, ends it.
     """
     if choice.weights == "random":
         raise OptionError("--weights random: a rehearsal needs a tokenizer too: name the folder of a small checkpoint")

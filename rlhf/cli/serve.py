@@ -27,8 +27,7 @@ def serve(choice: Choice, port: int) -> None:
     The server's command is printed and takes the place of this one: copy it to add options of the server. The model's
     name is its path below the runs root.
     """
-    loaded = choice.load(on_device=True)
-    choice.check_merged(loaded)
+    loaded = choice.load(MERGE, on_device=True)
     merged = StageRun(choice.root, loaded, EVALUATE).parents.require(MERGE)
     root = merged.parents[2]
     model = str((merged / MODEL).relative_to(root))

@@ -72,8 +72,6 @@ def run(
     if only and stage != EVALUATE:
         raise OptionError(f"--only: it names policies to evaluate, and {stage} evaluates none; leave it out")
     loaded = choice.load(stage, others=not if_needed, on_device=True)
-    if stage == MERGE:
-        choice.check_merged(loaded)
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in others.items()}
     task = tasks.task_of(loaded, stage, choice.root, if_needed=if_needed, only=list(only), **options)
     if with_parents and (not if_needed or loaded.recipe.section(stage) is not None):

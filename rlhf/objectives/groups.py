@@ -191,10 +191,14 @@ def policy_loss(loss_type: LossType, terms: LossTerms) -> tuple[Tensor, ClipSums
     logp, log_ratio, weights = (zero_pads(x, mask) for x in (terms.logp, terms.log_ratio, terms.weights))
     advantages = at_least_float32(terms.advantages)
     padless = terms._replace(logp=logp, log_ratio=log_ratio, weights=weights, advantages=advantages)
-    return POLICY_LOSSES[loss_type](padless)
+    loss, clipped = POLICY_LOSSES[loss_type](padless)
+    return loss, ClipSums((clipped & mask).sum(), zero_pads(log_ratio.detach().exp(), mask).sum())
 
 
-def clipped_loss(terms: LossTerms) -> tuple[Tensor, ClipSums]:
+# Each returns its loss, and which tokens (B, R) are clipped, of which padded ones do not count.
+
+
+def clipped_loss(terms: LossTerms) -> tuple[Tensor, Tensor]:
     """Return the clipped surrogate objective, negated, with a weight for each token (arXiv 1707.06347, eq. 7).
 
     loss = -sum_t w_t min(ratio_t A, clamp(ratio_t, 1 - low, 1 + high) A),   ratio = exp(log_ratio)
@@ -203,48 +207,40 @@ def clipped_loss(terms: LossTerms) -> tuple[Tensor, ClipSums]:
     """
     gains = terms.advantages.unsqueeze(1)
     objective, is_clipped = clipped_surrogate(terms.log_ratio, gains, terms.low, terms.high)
-    loss = -(terms.weights * objective).sum()
-    return loss, ClipSums((is_clipped & terms.mask).sum(), _sum_of_ratios(terms))
+    return -(terms.weights * objective).sum(), is_clipped
 
 
-def cispo_loss(terms: LossTerms) -> tuple[Tensor, ClipSums]:
+def cispo_loss(terms: LossTerms) -> tuple[Tensor, Tensor]:
     """Return CISPO's loss: REINFORCE with a truncated ratio as a constant (arXiv 2506.13585, section 3.1).
 
     loss = -sum_t w_t min(ratio_t, high) A log pi_t,   ratio = exp(log_ratio), without a gradient
 
-    Unlike in `clipped_loss`, every token has a gradient. `clipped` counts the tokens whose ratio exceeds `high`, which
-    is the largest ratio itself here.
+    Unlike in `clipped_loss`, every token has a gradient. Those are clipped whose ratio exceeds `high`, which is the
+    largest ratio itself here.
     """
     ratio = terms.log_ratio.detach().exp()
     gain = ratio.clamp(max=terms.high) * terms.advantages.unsqueeze(1) * terms.logp
-    loss = -(terms.weights * gain).sum()
-    return loss, ClipSums(((ratio > terms.high) & terms.mask).sum(), _sum_of_ratios(terms))
+    return -(terms.weights * gain).sum(), ratio > terms.high
 
 
-def geometric_loss(terms: LossTerms) -> tuple[Tensor, ClipSums]:
+def geometric_loss(terms: LossTerms) -> tuple[Tensor, Tensor]:
     """Return GMPO's loss, with the geometric mean of a response's clipped ratios (arXiv 2507.20673, eq. 4).
 
     loss = -sum_t w_t exp(mean_t c_t) A,   c_t = min(d_t, high) where A > 0, max(d_t, -low) elsewhere
 
     d = `log_ratio`; `low` and `high` limit logarithms here, so that a ratio is limited to exp(-low) and exp(high). The
-    paper takes 0.4 for both. `clipped` counts the tokens that are at their limit.
+    paper takes 0.4 for both. Tokens at their limit are clipped.
     """
     d, gain = terms.log_ratio, terms.advantages.unsqueeze(1)
     limited = torch.where(gain > 0, d.clamp(max=terms.high), d.clamp(min=-terms.low))
     ratio = pool_log_ratios(limited, terms.mask, "sequence").exp()
-    loss = -(terms.weights * ratio * gain).sum()
-    return loss, ClipSums((limited != d).sum(), _sum_of_ratios(terms))
+    return -(terms.weights * ratio * gain).sum(), limited != d
 
 
-POLICY_LOSSES: dict[LossType, Callable[[LossTerms], tuple[Tensor, ClipSums]]] = {
+POLICY_LOSSES: dict[LossType, Callable[[LossTerms], tuple[Tensor, Tensor]]] = {
     "grpo": clipped_loss,
     "dapo": clipped_loss,
     "dr_grpo": clipped_loss,
     "cispo": cispo_loss,
     "gmpo": geometric_loss,
 }
-
-
-def _sum_of_ratios(terms: LossTerms) -> Tensor:
-    """Return the sum of the importance ratios over real tokens."""
-    return zero_pads(terms.log_ratio.detach().exp(), terms.mask).sum()

@@ -8,8 +8,9 @@ weight trades a little of that for less variance.
 import torch
 from torch import Tensor
 
-from rlhf.objectives.choices import SamplingCorrection
-from rlhf.objectives.masked import check_mask, zero_pads
+from rlhf.objectives.choices import Level, SamplingCorrection
+from rlhf.objectives.groups import log_ratios, pool_log_ratios
+from rlhf.objectives.masked import zero_pads
 
 
 def importance_weights(
@@ -27,11 +28,8 @@ def importance_weights(
     Shapes: logp, sampled_logp, mask (B, R), nats; mask bool, True on real tokens. Returns (B, R), 0 in padded slots.
     `correction` is not `none`. Raises ValueError when shapes differ.
     """
-    check_mask(mask, logp=logp, sampled_logp=sampled_logp)
-    level, _, bound = correction.partition("_")
-    difference = zero_pads(logp, mask) - zero_pads(sampled_logp, mask)
-    if level == "sequence":
-        difference = difference.sum(1, keepdim=True).expand_as(mask)
-    ratio = difference.exp()
+    of, _, bound = correction.partition("_")
+    level: Level = "sequence_sum" if of == "sequence" else "token"
+    ratio = pool_log_ratios(log_ratios(logp, sampled_logp, mask), mask, level).exp()
     bounded = ratio.clamp(max=cap) if bound == "truncate" else torch.where(ratio > cap, 0.0, ratio)
     return zero_pads(bounded, mask)

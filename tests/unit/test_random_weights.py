@@ -240,7 +240,7 @@ def test_dialogues_are_a_function_of_the_seed_and_their_prompts_differ(tmp_path)
 @pytest.mark.parametrize("directory", recipe.available(RECIPE.parents[1]), ids=lambda d: f"{d.parent.name}-{d.name}")
 def test_every_recipe_can_have_random_weights(directory):
     """And keeps everything that decides memory and speed."""
-    loaded, before = Choice(directory=directory, weights="random").load(), recipe.load(directory)
+    loaded, before = Choice(recipe=directory, weights="random").load(), recipe.load(directory)
     changed = differences(before.recipe.model_dump(mode="json"), loaded.recipe.model_dump(mode="json"))
     kept = {"pretrain", "model.source", "model.architecture.vocab_size", "data.source", "data.lengths"}
     kept |= {
