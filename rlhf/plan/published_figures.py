@@ -1,14 +1,12 @@
 """Published figures of a recipe beside what is predicted or projected for it."""
 
-from collections.abc import Sequence
-from operator import attrgetter
 from typing import NamedTuple, cast
 
 from peakmem.events import Component
 from rlhf.plan.phases import ON_HOST
-from rlhf.plan.plan import Plan
+from rlhf.plan.plan import Plan, PlannedStage
 from rlhf.recipe import PinnedRecipe, StageName
-from rlhf.recipe.published import CHAIN, Figure, Verdict, verdict_of
+from rlhf.recipe.published import Figure, Verdict, compare_total, verdict_of
 from rlhf.recipe.stages import MERGE, SFT
 from rlhf.terminal.wording import GB
 
@@ -45,28 +43,26 @@ def compare(loaded: PinnedRecipe, plan: Plan) -> list[ComparedFigure]:
 def predicted(plan: Plan, figure: Figure, metric: str) -> float | None:
     """Return what is predicted or projected for a figure's `metric`; None if only a run can tell.
 
-    `peak_vram_gb`, `hours`, `cost_usd` of a stage or of SFT, reward model and PPO together (`all`; the peak that a
-    target of our own is compared with is that of every stage);
+    `peak_vram_gb`, `hours`, `cost_usd` of a stage or of all together (rlhf/recipe/published.py);
     `component_gb.<name>`, the most that a component takes in any phase; `adapter_gb`, `base_model_gb`,
     `merged_model_gb`.
     """
-    if metric in ("hours", "cost_usd"):
-        return _of_time(plan, CHAIN if figure.stage == "all" else (figure.stage,), metric)
-    stage, stages = figure.stage, plan.stages
-    if metric == "peak_vram_gb":
-        wanted = (stage,) if stage != "all" else CHAIN if figure.guide else tuple(stages)
-        peaks = [stages[name].peak_bytes for name in wanted if name in stages and name not in ON_HOST]
-        return max(peaks) / GB if peaks else None
+    if figure.stage == "all":
+        return compare_total(figure, {stage: _costs(stage, planned) for stage, planned in plan.stages.items()})[0]
+    stage, part = COMPONENTS.get(metric, (figure.stage, metric.removeprefix("component_gb.")))
+    if stage not in plan.stages:
+        return None
     if metric.startswith("component_gb.") or metric in COMPONENTS:
-        stage, part = COMPONENTS.get(metric, (stage, metric.removeprefix("component_gb.")))
-        held = [phase.components for phase in stages[stage].phases.values()] if stage in stages else []
+        held = [phase.components for phase in plan.stages[stage].phases.values()]
         return max(parts.get(cast(Component, part), 0) for parts in held) / GB if held else None
-    return None
+    return _costs(stage, plan.stages[stage]).get(metric)
 
 
-def _of_time(plan: Plan, stages: Sequence[StageName], metric: str) -> float | None:
-    """Return the hours or dollars of some stages together; None if those of one are not known."""
-    times = [plan.stages[stage].time if stage in plan.stages else None for stage in stages]
-    of = attrgetter("projected_hours" if metric == "hours" else "projected_cost")
-    costs = [of(time) for time in times if time is not None]
-    return None if len(costs) < len(times) or None in costs else sum(costs)
+def _costs(stage: StageName, planned: PlannedStage) -> dict[str, float | None]:
+    """Return what a stage takes, by the metrics of figures."""
+    time = planned.time
+    return {
+        "peak_vram_gb": None if stage in ON_HOST else planned.peak_bytes / GB,
+        "hours": time.projected_hours if time else None,
+        "cost_usd": time.projected_cost if time else None,
+    }

@@ -203,28 +203,16 @@ def count(verdicts: Iterable[Verdict]) -> str:
 CHAIN: tuple[StageName, ...] = (SFT, RM, PPO)  # the stages whose hours and cost a published total adds up
 
 
-class Spent(NamedTuple):
-    """The cost of one stage; None for what is not known."""
-
-    peak_vram_gb: float | None
-    hours: float | None
-    cards: int = 1
-
-
-def compare_total(
-    figure: Figure, stages: Mapping[str, Spent], price: float | None = None
-) -> tuple[float | None, Verdict]:
-    """Return the value and the verdict of a figure of all stages together.
+def compare_total(figure: Figure, stages: Mapping[str, Mapping[str, float | None]]) -> tuple[float | None, Verdict]:
+    """Return the value and the verdict of a figure of all stages together; `stages` have what each took, by metric.
 
     Peak memory is the highest peak, of SFT, reward model and PPO, as the guides count; that of a target of our own is
-    of every stage. Hours and dollars are sums over those three; `price` is in dollars per hour of one card. While
-    stages are missing the value is None, unless it already exceeds the accepted range: costs only grow.
+    of every stage. Hours and dollars are sums over those three. While stages are missing the value is None, unless it
+    already exceeds the accepted range: costs only grow.
     """
-    if figure.not_comparable is not None:
+    if figure.metric is None or figure.not_comparable is not None:
         return None, verdict_of(figure, None)
-    if figure.metric == "cost_usd" and price is None:
-        return None, Verdict("not compared", "needs the price of an hour (--price)")
-    costs = {stage: cost for stage, spent in stages.items() if (cost := _cost(figure.metric, spent, price)) is not None}
+    costs = {stage: cost for stage, took in stages.items() if (cost := took.get(figure.metric)) is not None}
     of_chain = [costs[stage] for stage in CHAIN if stage in costs]
     missing = [stage for stage in CHAIN if stage not in costs]
     if figure.metric == "peak_vram_gb":
@@ -232,14 +220,6 @@ def compare_total(
     else:
         value = sum(of_chain) if of_chain else None
     if missing and (value is None or value <= figure.accepted[1]):
-        return None, Verdict("not compared", f"needs {', '.join(missing)}")
+        needed = "the price of an hour (--price)" if figure.metric == "cost_usd" and not costs else ", ".join(missing)
+        return None, Verdict("not compared", f"needs {needed}")
     return value, verdict_of(figure, value)
-
-
-def _cost(metric: str | None, spent: Spent, price: float | None) -> float | None:
-    """Return what a stage took of a metric of costs; None where it is not known, or is no such metric."""
-    if metric == "peak_vram_gb":
-        return spent.peak_vram_gb
-    if metric == "cost_usd":
-        return None if spent.hours is None else spent.hours * spent.cards * (price or 0.0)
-    return spent.hours if metric == "hours" else None

@@ -60,8 +60,8 @@ def totals(summaries: Mapping[str, records.Summary], price: float | None = None)
     `price` is in dollars per hour of one card.
     """
     figures = next((summary.all_stages for summary in reversed([*summaries.values()]) if summary.all_stages), [])
-    spent = {stage: summary.spent for stage, summary in summaries.items()}
-    return [records.Compared(figure, *compare_total(figure, spent, price)) for figure in figures]
+    spent = {stage: summary.spent(price) for stage, summary in summaries.items()}
+    return [records.Compared(figure, *compare_total(figure, spent)) for figure in figures]
 
 
 class Cost(NamedTuple):

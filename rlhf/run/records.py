@@ -18,7 +18,7 @@ from pydantic import (
 
 from rlhf.files import JsonObject, finite
 from rlhf.recipe import StageName, moved
-from rlhf.recipe.published import Figure, Spent, Verdict, verdict_of
+from rlhf.recipe.published import Figure, Verdict, verdict_of
 from rlhf.terminal.wording import GB
 
 SCHEMA = 1
@@ -190,11 +190,11 @@ class Summary(Record):
             found.append(Compared(figure, target["measured"], verdict_of(figure, target["measured"])))
         return found
 
-    @property
-    def spent(self) -> Spent:
-        """Return the cost of the stage."""
-        peak = self.peak_vram_bytes
-        return Spent(peak / GB if peak else None, self.wall_seconds / 3600, self.processes)
+    def spent(self, price: float | None) -> dict[str, float | None]:
+        """Return what the stage took, by the metrics of figures; dollars by the price of an hour of one card."""
+        hours, peak = self.wall_seconds / 3600, self.peak_vram_bytes
+        cost = None if price is None else hours * self.processes * price
+        return {"peak_vram_gb": peak / GB if peak else None, "hours": hours, "cost_usd": cost}
 
 
 # -- checkpoints, generated data, lines of logs ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from rlhf import recipe
 from rlhf.evaluation import reproduce
 from rlhf.recipe import published
-from rlhf.recipe.published import CHAIN, Figure, Spent, compare_total, verdict_of
+from rlhf.recipe.published import CHAIN, Figure, compare_total, verdict_of
 from rlhf.run import comparisons, records
 from tests.records import summary_of
 
@@ -87,33 +87,47 @@ def test_a_figure_that_says_two_things_is_refused(keys, said):
 
 # -- several stages --------------------------------------------------------------------------------------------------
 
-COSTS = {"sft": Spent(58.0, 8.0), "rm": Spent(25.0, 4.0), "ppo": Spent(70.0, 20.0), "dpo": Spent(36.0, 99.0)}
+
+def took(peak: float | None, hours: float, price: float | None = None) -> dict[str, float | None]:
+    return {"peak_vram_gb": peak, "hours": hours, "cost_usd": None if price is None else price * hours}
+
+
+def costs(price: float | None = None) -> dict[str, dict[str, float | None]]:
+    return {
+        "sft": took(58.0, 8.0, price),
+        "rm": took(25.0, 4.0, price),
+        "ppo": took(70.0, 20.0, price),
+        "dpo": took(36.0, 99.0, price),
+    }
 
 
 @pytest.mark.parametrize(
-    ("metric", "stages", "price", "value", "said"),
+    ("metric", "stages", "value", "said"),
     [
-        ("peak_vram_gb", COSTS, None, 70.0, "reproduced"),
-        ("hours", COSTS, None, 32.0, "reproduced"),
-        ("cost_usd", COSTS, 2.0, 64.0, "reproduced"),
-        ("cost_usd", {s: spent._replace(cards=8) for s, spent in COSTS.items()}, 2.0, 512.0, "reproduced"),
-        ("cost_usd", COSTS, None, None, "not compared: needs the price of an hour (--price)"),
-        ("hours", {"sft": COSTS["sft"]}, None, None, "not compared: needs rm, ppo"),
-        ("peak_vram_gb", {"sft": Spent(None, 1.0)}, None, None, "not compared: needs sft, rm, ppo"),
+        ("peak_vram_gb", costs(), 70.0, "reproduced"),
+        ("hours", costs(), 32.0, "reproduced"),
+        ("cost_usd", costs(2.0), 64.0, "reproduced"),
+        ("cost_usd", costs(), None, "not compared: needs the price of an hour (--price)"),
+        ("hours", {"sft": costs()["sft"]}, None, "not compared: needs rm, ppo"),
+        ("peak_vram_gb", {"sft": took(None, 1.0)}, None, "not compared: needs sft, rm, ppo"),
     ],
 )
-def test_a_total_is_the_highest_peak_the_chain_s_hours_or_their_cost(metric, stages, price, value, said):
+def test_a_total_is_the_highest_peak_the_chain_s_hours_or_their_cost(metric, stages, value, said):
     any_value = figure(metric, stage="all", range=(0.0, 1000.0))
-    found, verdict = compare_total(any_value, stages, price)
+    found, verdict = compare_total(any_value, stages)
     assert found == value and str(verdict) == said
+
+
+def test_dollars_are_those_of_every_card():
+    assert summary_of(wall_seconds=7200, processes=8).spent(2.0)["cost_usd"] == 32.0
 
 
 def test_a_total_that_lacks_stages_is_missed_only_above_its_range():
     """SFT and the reward model took 12 hours: PPO might have taken none."""
     aim = figure("hours", guide=None, unit="hours", stage="all", range=(0.0, 12.0))
-    without_ppo = {stage: COSTS[stage] for stage in ("sft", "rm")}
+    without_ppo = {stage: spent for stage, spent in costs().items() if stage in ("sft", "rm")}
     assert compare_total(aim, without_ppo) == (None, published.Verdict("not compared", "needs ppo"))
-    value, verdict = compare_total(aim, without_ppo | {"rm": Spent(25.0, 4.1)})
+    value, verdict = compare_total(aim, without_ppo | {"rm": took(25.0, 4.1)})
     assert value == pytest.approx(12.1) and verdict.word == "missed"
 
 
