@@ -35,7 +35,7 @@ def compare_runs(paths: tuple[Path, ...]) -> None:
         _evaluate(run, wanted)
         evaluations.append(compare.load(run.directory, wanted))
         policy = policy or evaluations[0].policy
-    first, *others = compare.pooled(evaluations)
+    first, *others = compare.sides_of(evaluations)
     found = [(first, other, compare.compare_runs(first, other)) for other in others]
     for _, _, one in found:
         _show(one)

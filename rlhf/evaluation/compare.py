@@ -5,7 +5,7 @@ one observation, their mean: those of one run, and those of runs that differ in 
 another choice of prompts; the differences of single seeds show what another seed does.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -25,33 +25,41 @@ FIGURES = ("kl_per_token", "perplexity", "response_length", "eos_rate", "rm/accu
 Answers = dict[str, list[Answer]]  # by prompt
 
 
-class PolicyEvaluation(NamedTuple):
-    """Evaluation of one policy, of a run or of several that differ in their seed; answers and models by seed.
+class Evaluated(NamedTuple):
+    """Evaluation of one policy of a run. `reward_model`: a hash of the weights that scored the answers, or None."""
 
-    `reward_models` are hashes of the weights whose scores the answers have; None for a run without one.
-    """
-
-    name: str
+    run: Path
     policy: PolicyLabel
-    answers: dict[int, Answers]
-    reward_models: dict[int, str | None]
+    seed: int
+    answers: Answers
+    reward_model: str | None
     metrics: Mapping[str, float]
     settings: Mapping[str, Any]
     reward_functions: Mapping[str, str]  # as the recipe writes them, by name
 
-    def values(self, name: str, seeds: Collection[int]) -> dict[str, float]:
-        """Return the mean of what a judge or a reward function gave these seeds' answers, by prompt, where it did."""
-        found: dict[str, list[float]] = {}
-        for seed in seeds:
-            for prompt, answers in self.answers[seed].items():
-                if known := [answer.given[name] for answer in answers if name in answer.given]:
-                    found.setdefault(prompt, []).extend(known)
-        return {prompt: fmean(values) for prompt, values in found.items()}
 
-    @property
-    def prompts(self) -> set[str]:
-        """Return the prompts that the policy has answered."""
-        return {prompt for answers in self.answers.values() for prompt in answers}
+class Side:
+    """One side of a comparison: a policy of one run, or of several that differ in their seed alone."""
+
+    def __init__(self, *runs: Evaluated):
+        self.runs, self.policy, self.settings = runs, runs[0].policy, runs[0].settings
+        seeds = ", ".join(str(run.seed) for run in runs)
+        self.name = f"{runs[0].run}: {self.policy}" + (f", seeds {seeds}" if len(runs) > 1 else "")
+        self.answers: Answers = {}
+        for run in runs:
+            for prompt, answers in run.answers.items():
+                self.answers.setdefault(prompt, []).extend(answers)
+
+    def values(self, name: str) -> dict[str, float]:
+        """Return the mean of what a judge or a reward function gave the answers, by prompt, where it did."""
+        given = {p: [x.given[name] for x in answers if name in x.given] for p, answers in self.answers.items()}
+        return {prompt: fmean(values) for prompt, values in given.items() if values}
+
+    def metric(self, key: str) -> float | None:
+        """Return the mean of a metric over runs; None where one lacks it. Records leave a share of 0 out."""
+        found = [run.metrics.get(key, 0.0 if key.endswith(NO_VERDICT) else None) for run in self.runs]
+        known = [value for value in found if value is not None]
+        return fmean(known) if len(known) == len(found) else None
 
 
 class FigureRow(NamedTuple):
@@ -115,7 +123,7 @@ def policies_to_evaluate(run_directory: Path, stage: PolicyLabel | None) -> list
     return wanted or [name for name in POLICIES if (run_directory / name / SUMMARY).is_file()][:1]
 
 
-def load(run_directory: Path, stage: PolicyLabel | None = None) -> PolicyEvaluation:
+def load(run_directory: Path, stage: PolicyLabel | None = None) -> Evaluated:
     """Return one policy's evaluation from the run directory `<out>/<recipe>/<version>`.
 
     `stage` None is the first of POLICIES that was evaluated. Raises UserError without a finished evaluation of that
@@ -126,120 +134,102 @@ def load(run_directory: Path, stage: PolicyLabel | None = None) -> PolicyEvaluat
     lines = reader.read_lines(folder / SAMPLES, SampleLine)
     names = list(lines[0].answers) if lines else []
     stage = stage or next((policy for policy in POLICIES if policy in names), None)
+    if stage is None or any(stage not in line.answers for line in lines) or not lines:
+        way_out = f"name one of {', '.join(names)} by its folder"
+        raise UserError(f"{folder / SAMPLES}: no answers of {stage or 'a trained policy'}; {way_out}")
     answers: Answers = {}
-    for number, line in enumerate(lines, 1):
-        if stage is None or stage not in line.answers:
-            way_out = f"no answer of {stage or 'a trained policy'}; name one of {', '.join(names)} by its folder"
-            raise UserError(f"{folder / SAMPLES}:{number}: {way_out}")
+    for line in lines:
         answers.setdefault(line.prompt, []).append(line.answers[stage])
-    if stage is None or not lines:
-        raise UserError(f"{folder / SAMPLES}: no samples there")
     rm_summary = read_summary(run_directory / RM)
     policy = run_directory / stage
     of_policy = read_manifest(policy).settings if (policy / MANIFEST).is_file() else {}
     metrics = {key.removeprefix(f"{stage}/"): x for key, x in summary.metrics.items() if x is not None}
-    return PolicyEvaluation(
-        name=f"{run_directory}: {stage}",
+    return Evaluated(
+        run=run_directory,
         policy=stage,
-        answers={manifest.seed: answers},
-        reward_models={manifest.seed: reward_model_digest(rm_summary) if rm_summary else None},
+        seed=manifest.seed,
+        answers=answers,
+        reward_model=reward_model_digest(rm_summary) if rm_summary else None,
         metrics={key: x for key, x in metrics.items() if "/" not in key or key.startswith("rm/")},
         settings=manifest.settings | ({stage: of_policy[stage]} if stage in of_policy else {}),
         reward_functions=manifest.reward_functions,
     )
 
 
-def pooled(evaluations: Sequence[PolicyEvaluation]) -> list[PolicyEvaluation]:
-    """Return the evaluations with those of one recipe and policy, which differ in their seed alone, as one.
+def sides_of(evaluations: Sequence[Evaluated]) -> list[Side]:
+    """Return the sides of a comparison: runs of one recipe and policy, which differ in their seed alone, are one.
 
-    Where that would leave one, each stays by itself: seeds are compared.
+    Where that would leave one side, each run is one by itself: seeds are compared.
     """
-    sides: list[list[PolicyEvaluation]] = []
+    sides: list[list[Evaluated]] = []
     for one in evaluations:
         same = (side for side in sides if one.policy == side[0].policy and _differ_in_seed_alone(one, side))
         if side := next(same, None):
             side.append(one)
         else:
             sides.append([one])
-    return [*evaluations] if len(sides) == 1 else [_as_one(side) for side in sides]
+    return [Side(one) for one in evaluations] if len(sides) == 1 else [Side(*side) for side in sides]
 
 
-def _differ_in_seed_alone(one: PolicyEvaluation, side: Sequence[PolicyEvaluation]) -> bool:
-    seeds = {seed for other in side for seed in other.answers}
-    return not {*one.answers} & seeds and {*differences(one.settings, side[0].settings)} <= {"seed"}
-
-
-def _as_one(side: Sequence[PolicyEvaluation]) -> PolicyEvaluation:
-    """Return evaluations of several seeds as one; their metrics are the means."""
-    first, seeds = side[0], [seed for one in side for seed in one.answers]
-    return first._replace(
-        name=first.name if len(side) == 1 else f"{first.name}, seeds {', '.join(map(str, seeds))}",
-        answers={seed: answers for one in side for seed, answers in one.answers.items()},
-        reward_models={seed: model for one in side for seed, model in one.reward_models.items()},
-        metrics={
-            key: fmean(one.metrics[key] for one in side)
-            for key in first.metrics
-            if all(key in one.metrics for one in side)
-        },
-    )
+def _differ_in_seed_alone(one: Evaluated, side: Sequence[Evaluated]) -> bool:
+    seeds = {other.seed for other in side}
+    return one.seed not in seeds and {*differences(one.settings, side[0].settings)} <= {"seed"}
 
 
 # ---- comparing ----
 
 
-def compare_runs(a: PolicyEvaluation, b: PolicyEvaluation) -> PolicyComparison:
+def compare_runs(a: Side, b: Side) -> PolicyComparison:
     """Return all figures of both, on the prompts that both answered. Raises UserError if they share none."""
-    shared = a.prompts & b.prompts
+    shared = a.answers.keys() & b.answers.keys()
     if not shared:
         raise UserError(
-            f"{a.name} and {b.name} share none of {len(a.prompts)} and {len(b.prompts)} held-out prompts; compare runs "
+            f"{a.name} and {b.name} share none of {len(a.answers)} and {len(b.answers)} held-out prompts; compare runs "
             "with the same data, seed and template"
         )
     rows = _paired(a, b, "true_reward", "true_reward", comparable=True)
-    for name, function in a.reward_functions.items():
-        rows += _paired(a, b, f"{OF_FUNCTION}{name}", name, comparable=function == b.reward_functions.get(name))
-    one_model = a.reward_models == b.reward_models and None not in a.reward_models.values()
-    rows += _paired(a, b, "score", "score", comparable=one_model)
-    figures = [*FIGURES, *(key for key in {**a.metrics, **b.metrics} if key.endswith(NO_VERDICT))]
-    rows += [row for key in figures for row in _figure(a, b, key)]
+    for name in a.runs[0].reward_functions:
+        functions = {run.reward_functions.get(name) for run in (*a.runs, *b.runs)}
+        rows += _paired(a, b, f"{OF_FUNCTION}{name}", name, comparable=len(functions) == 1)
+    models_a, models_b = ({run.seed: run.reward_model for run in side.runs} for side in (a, b))
+    rows += _paired(a, b, "score", "score", comparable=models_a == models_b and None not in models_a.values())
+    no_verdict = (key for run in (*a.runs, *b.runs) for key in run.metrics if key.endswith(NO_VERDICT))
+    rows += [row for key in dict.fromkeys((*FIGURES, *no_verdict)) for row in _figure(a, b, key)]
     own = {a.policy, b.policy} - (a.settings.keys() & b.settings.keys())  # a section that the other side does not have
     of_a, of_b = ({key: value for key, value in side.settings.items() if key not in own} for side in (a, b))
-    return PolicyComparison(a.name, b.name, len(shared), len(a.prompts ^ b.prompts), differences(of_a, of_b), rows)
+    other_prompts = len(a.answers.keys() ^ b.answers.keys())
+    return PolicyComparison(a.name, b.name, len(shared), other_prompts, differences(of_a, of_b), rows)
 
 
-def _paired(a: PolicyEvaluation, b: PolicyEvaluation, key: str, name: str, *, comparable: bool) -> list[FigureRow]:
+def _paired(a: Side, b: Side, key: str, name: str, *, comparable: bool) -> list[FigureRow]:
     """Return the means of what `name` gave over the prompts for which both sides have it; nothing if there is none.
 
     There is a difference only if the values are `comparable`.
     """
-    x, y = _shared(a, b, name, [*a.answers], [*b.answers])
+    x, y = _shared(a, b, name)
     if not x or not comparable:
         return [FigureRow(key, fmean(x), fmean(y))] if x else []
     estimate = stats.paired_difference(x, y)
     interval = None if estimate is None else (estimate.low, estimate.high)
-    seeds = [seed for seed in a.answers if seed in b.answers] if len(a.answers) > 1 else []
-    each = [(fmean(y), fmean(x)) for seed in seeds for x, y in [_shared(a, b, name, [seed], [seed])] if x]
-    by_seed = tuple(of_b - of_a for of_b, of_a in each)
+    seeds = [(one, other) for one in a.runs for other in b.runs if one.seed == other.seed] if len(a.runs) > 1 else []
+    each = [_shared(Side(one), Side(other), name) for one, other in seeds]
+    by_seed = tuple(fmean(of_b) - fmean(of_a) for of_a, of_b in each if of_a)
     return [FigureRow(key, fmean(x), fmean(y), fmean(y) - fmean(x), interval, verdict(interval), by_seed)]
 
 
-def _shared(
-    a: PolicyEvaluation, b: PolicyEvaluation, name: str, of_a: Collection[int], of_b: Collection[int]
-) -> tuple[list[float], list[float]]:
-    """Return the values of both sides' seeds on the prompts of which both have one."""
-    x, y = a.values(name, of_a), b.values(name, of_b)
+def _shared(a: Side, b: Side, name: str) -> tuple[list[float], list[float]]:
+    """Return the values of both sides on the prompts of which both have one."""
+    x, y = a.values(name), b.values(name)
     return [x[prompt] for prompt in x if prompt in y], [y[prompt] for prompt in x if prompt in y]
 
 
-def _figure(a: PolicyEvaluation, b: PolicyEvaluation, key: str) -> list[FigureRow]:
+def _figure(a: Side, b: Side, key: str) -> list[FigureRow]:
     """Return a figure of all answers together; its difference, unless the two sides measure it in different units."""
-    zero = key.endswith(NO_VERDICT)  # records leave a share of 0 out
-    x, y = (side.metrics.get(key, 0.0 if zero else None) for side in (a, b))
-    if x is None and y is None:
-        return []
+    x, y = a.metric(key), b.metric(key)
     same = {
         "perplexity": a.settings.get("tokenizer") == b.settings.get("tokenizer"),
         "kl_per_token": (SFT in a.settings) == (SFT in b.settings),  # it is to where each policy started
     }
-    comparable = same.get(key, True) and x is not None and y is not None
-    return [FigureRow(key, x, y, y - x if comparable and x is not None and y is not None else None)]
+    if x is None or y is None:
+        return [FigureRow(key, x, y)] if (x, y) != (None, None) else []
+    return [FigureRow(key, x, y, y - x if same.get(key, True) else None)]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rlhf.evaluation.compare import Answers, PolicyComparison, PolicyEvaluation
+from rlhf.evaluation.compare import PolicyComparison, Side
 from rlhf.files import write_output
 from rlhf.rating.pairs import turns
 from rlhf.recipe import as_yaml
@@ -15,7 +15,7 @@ from rlhf.terminal.wording import metric, number
 PAGE = "comparison.html"
 
 
-def write(comparisons: list[tuple[PolicyEvaluation, PolicyEvaluation, PolicyComparison]], file: Path) -> None:
+def write(comparisons: list[tuple[Side, Side, PolicyComparison]], file: Path) -> None:
     """Write the page of comparisons with the first side."""
     blocks = [
         {
@@ -51,17 +51,11 @@ def figures(found: PolicyComparison) -> Table | None:
     return table(("", "A", "B", "B − A", "95 %", "verdict"), rows)
 
 
-def _samples(a: PolicyEvaluation, b: PolicyEvaluation) -> list[SampleRow]:
+def _samples(a: Side, b: Side) -> list[SampleRow]:
     """Return the first prompts to which the two sides gave different answers."""
-    of_a, of_b = _first(a), _first(b)
+    of_a, of_b = ({prompt: answers[0] for prompt, answers in side.answers.items()} for side in (a, b))
     prompts = [prompt for prompt in of_a if prompt in of_b and of_a[prompt].response != of_b[prompt].response]
     return [SampleRow(turns(p)[-1][1], [], [_said("A", of_a[p]), _said("B", of_b[p])], "") for p in prompts[:SHOWN]]
-
-
-def _first(side: PolicyEvaluation) -> dict[str, Answer]:
-    """Return the first answer to each prompt."""
-    every: list[Answers] = [*side.answers.values()]
-    return {prompt: given[0] for answers in reversed(every) for prompt, given in answers.items()}
 
 
 def _said(name: str, answer: Answer) -> Said:

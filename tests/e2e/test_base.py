@@ -214,7 +214,7 @@ def test_policies_that_start_at_the_base_are_compared_with_it(trained, tmp_path)
         first = read_intact_lines(out / ROOT / policy / "metrics.jsonl")[0]
         assert first["objective/kl_per_token"] == pytest.approx(0, abs=1e-6), "it starts as its reference"
     assert not [name for name in metrics if "sft" in name]
-    compared = compare.compare_runs(compare.load(out / ROOT, "base"), compare.load(out / ROOT, "grpo"))
+    compared = compare.compare_runs(*(compare.Side(compare.load(out / ROOT, name)) for name in ("base", "grpo")))
     (of_length,) = (row for row in compared.rows if row.name == "reward_length")
     assert of_length.difference == pytest.approx(metrics["grpo/reward_length_gain"])
     assert (pair_answers(out / ROOT).a, pair_answers(out / ROOT).b) == ("base", "ppo")

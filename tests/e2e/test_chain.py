@@ -153,7 +153,7 @@ def test_several_answers_to_each_prompt(chain, tmp_path):
 def test_two_policies_compared_say_what_the_evaluation_says(chain):
     """PPO and DPO of one run: the differences of means are those of its metrics, and the reward model is the same."""
     root = chain / ROOT
-    compared = compare.compare_runs(compare.load(root, "dpo"), compare.load(root, "ppo"))
+    compared = compare.compare_runs(*(compare.Side(compare.load(root, name)) for name in ("dpo", "ppo")))
     metrics = content_of(root / "evaluate/summary.json")["metrics"]
     rows = {row.name: row._asdict() for row in compared.rows}
     for key in ("score", "true_reward", "perplexity", "kl_per_token"):

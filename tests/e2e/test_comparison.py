@@ -36,7 +36,7 @@ def says(score: float, truth: float | None = None, text: str = "an answer") -> d
 
 
 def compared(a: Path, b: Path) -> dict[str, Any]:
-    found = compare.compare_runs(compare.load(a, "ppo"), compare.load(b, "ppo"))._asdict()
+    found = compare.compare_runs(*(compare.Side(compare.load(run, "ppo")) for run in (a, b)))._asdict()
     rows = [row._asdict() for row in found["rows"]]
     return found | {"rows": rows} | {row["name"]: row for row in rows}
 
@@ -138,8 +138,8 @@ def seeds(folder: Path, coefficient: float, gains: list[float]) -> list[Path]:
 
 def test_seeds_of_one_recipe_are_one_side_and_each_is_named(tmp_path, monkeypatch, capsys):
     a, b = seeds(tmp_path / "a", 0.1, [0.0, 0.0]), seeds(tmp_path / "b", 0.2, [1.0, 3.0])
-    sides = compare.pooled([compare.load(run, "ppo") for run in (a[0], b[0], a[1], b[1])])
-    assert [sorted(side.answers) for side in sides] == [[0, 1], [0, 1]]
+    sides = compare.sides_of([compare.load(run, "ppo") for run in (a[0], b[0], a[1], b[1])])
+    assert [[run.seed for run in side.runs] for side in sides] == [[0, 1], [0, 1]]
     found = compare.compare_runs(*sides)
     (truth,) = (row for row in found.rows if row.name == "true_reward")
     assert truth.by_seed == (1.0, 3.0) and found.prompts == 9
@@ -148,7 +148,7 @@ def test_seeds_of_one_recipe_are_one_side_and_each_is_named(tmp_path, monkeypatc
     assert code == 0 and "B is better than A" in " ".join(out.split()) and "+1, +3" in out, err
     page = (b[-1] / "comparison.html").read_text()
     assert "ppo.kl_coef" in page and "B is better than A" in page and not (a[0] / "report.html").exists()
-    alone = compare.pooled([compare.load(run, "ppo") for run in a])
+    alone = compare.sides_of([compare.load(run, "ppo") for run in a])
     assert len(alone) == 2, "seeds of one recipe by themselves are compared with each other"
 
 
