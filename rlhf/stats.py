@@ -174,23 +174,6 @@ def distinct(texts: Sequence[str], n: int) -> float:
     return len(grams) / grams.total() if grams else 0.0
 
 
-BINS = 10  # of confidence
-
-
-def calibration_error(margins: Sequence[float]) -> float:
-    """Return a reward model's expected calibration error (arXiv 1706.04599) from scores of chosen less rejected.
-
-    The model prefers the higher score, with confidence σ(|margin|), from 0.5 to 1 in BINS of equal width. It is
-    right where the margin is positive, and half right where it is 0. The error is the mean |accuracy − confidence| of
-    bins, weighted by their pairs.
-    """
-    binned: defaultdict[int, list[float]] = defaultdict(list)
-    for margin, right in zip(margins, outcomes(margins), strict=True):
-        confidence = sigmoid(abs(margin))
-        binned[min(BINS - 1, int((confidence - 0.5) * 2 * BINS))].append(right - confidence)
-    return sum(abs(math.fsum(gaps)) for gaps in binned.values()) / max(1, len(margins))
-
-
 def sigmoid(x: float) -> float:
     """Return 1 / (1 + e^−x) without overflow for any x."""
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))

@@ -15,7 +15,7 @@ from rlhf.errors import UserError
 from rlhf.recipe.chain import differences
 from rlhf.recipe.stages import EVALUATE, POLICIES, RM, SFT, PolicyLabel, PolicyName
 from rlhf.run import reader
-from rlhf.run.evidence import IS_BETTER, NO_DIFFERENCE, NO_VERDICT, OF_FUNCTION, Word, verdict, way_to_know
+from rlhf.run.evidence import IS_BETTER, NO_VERDICT, NOT_KNOWN, OF_FUNCTION, Word, verdict, way_to_know
 from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest
 from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
 from rlhf.run.outcomes import Answer, SampleLine
@@ -94,7 +94,7 @@ class PolicyComparison(NamedTuple):
             name, difference = wording.metric(row.name), row.difference or 0.0
             ends = " (95 %: {:+.3g} to {:+.3g})".format(*row.interval) if row.interval else ""
             text = f"{difference:+.3g}{ends} on {self.prompts:,} shared prompts"
-            if row.verdict in (NO_DIFFERENCE, "not known yet"):
+            if row.verdict == NOT_KNOWN:
                 way = way_to_know(difference, row.interval, self.prompts)
                 said.append((f"It is not known which is better in {name}: B − A is {text}; {way}.", ""))
             else:

@@ -1,4 +1,4 @@
-"""Scores of encoded answers, and figures of a reward model: accuracy, calibration, length bias."""
+"""Scores of encoded answers, and figures of a reward model: accuracy, margin, length bias."""
 
 from collections.abc import Callable, Sequence
 from statistics import correlation, fmean
@@ -10,7 +10,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe.stages import RM, SECOND_RM, RewardModelName, ScoreRole
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, SUMMARY
-from rlhf.stats import calibration_error, outcomes
+from rlhf.stats import outcomes
 
 SCORE_ROLES: dict[RewardModelName, ScoreRole] = {RM: "reward", SECOND_RM: "second_reward"}
 
@@ -53,11 +53,7 @@ def reward_model_figures(
     """
     margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
     correct = outcomes(margins)
-    metrics = {
-        "accuracy": fmean(correct),
-        "margin": fmean(margins),
-        "calibration_error": calibration_error(margins),
-    }
+    metrics = {"accuracy": fmean(correct), "margin": fmean(margins)}
     for name, sign in (("longer", 1), ("shorter", -1)):
         rows = [r for r, d in zip(correct, length_differences, strict=True) if d * sign > 0]
         if rows:

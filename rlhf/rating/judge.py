@@ -71,7 +71,7 @@ def run(paired: PairedAnswers, url: str, model: str, *, limit: int | None = None
                 raise result
             else:
                 unclear += result
-            bar.update(number, "")
+            bar.update(number)
     if refused:
         say(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}")
     if unclear:

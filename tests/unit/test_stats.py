@@ -203,19 +203,3 @@ def test_distinct_counts_n_grams_over_all_texts():
     assert stats.distinct(["a b a b", "a b"], 1) == pytest.approx(2 / 6)
     assert stats.distinct(["a b a b", "a b"], 2) == pytest.approx(2 / 4)
     assert stats.distinct(["a", ""], 2) == 0
-
-
-def test_calibration_by_hand():
-    sure = [1 / (1 + math.exp(-x)) for x in (0.0, 1.0, 3.0)]
-    assert stats.calibration_error([1.0, -1.0, 0.0, 3.0]) == pytest.approx((2 * (sure[1] - 0.5) + (1 - sure[2])) / 4)
-
-
-def test_a_model_that_knows_the_noise_is_calibrated():
-    rng = random.Random(0)
-    margins = []
-    for _ in range(20_000):
-        margin = rng.gauss(0, 2)
-        margins.append(margin if rng.random() < 1 / (1 + math.exp(-margin)) else -margin)
-    assert stats.calibration_error(margins) < 0.01
-    assert stats.calibration_error([3 * m for m in margins]) > 0.1  # over-confident
-    assert stats.calibration_error([1e4, -1e4]) == pytest.approx(0.5)
