@@ -27,8 +27,8 @@ def stages_before(run: StageRun) -> list[StageName]:
 
     These are its parents; before an evaluation also the policies that it compares alone, or the first if none is there.
     """
-    recipe, policies = run.loaded.recipe, run.parents.only
-    if run.stage == EVALUATE and not policies and not run.parents.trained_policies():
+    recipe, policies = run.loaded.recipe, run.only
+    if run.stage == EVALUATE and not policies and not run.trained_policies():
         policies = recipe.policies()[:1]
     return [*recipes.parents(recipe, run.stage), *policies]
 

@@ -28,7 +28,7 @@ def serve(choice: Choice, port: int) -> None:
     name is its path below the runs root.
     """
     loaded = choice.load(MERGE, on_device=True)
-    merged = StageRun(choice.root, loaded, EVALUATE).parents.require(MERGE)
+    merged = StageRun(choice.root, loaded, EVALUATE).require(MERGE)
     root = merged.parents[2]
     model = str((merged / MODEL).relative_to(root))
     words = ["vllm", "serve", model, "--served-model-name", model, "--dtype", loaded.recipe.model.dtype]

@@ -41,12 +41,12 @@ def require(run: StageRun, labels: Sequence[PolicyLabel]) -> list[PolicyLabel]:
     They and the reward models that are finished are verified. No library is imported before. Raises ParentMissing or
     UserError.
     """
-    recipe, parents = run.loaded.recipe, run.parents
-    chosen = list(labels) or list(dict.fromkeys(("base", recipe.start, *parents.trained_policies())))
+    recipe = run.loaded.recipe
+    chosen = list(labels) or list(dict.fromkeys(("base", recipe.start, *run.trained_policies())))
     made = [label for label in chosen if label != "base"]
-    scoring = [name for name in REWARD_MODELS if recipe.section(name) and (parents.folder(name) / SUMMARY).exists()]
+    scoring = [name for name in REWARD_MODELS if recipe.section(name) and (run.folder(name) / SUMMARY).exists()]
     for stage in (*((PRETRAIN,) if recipe.pretrain else ()), *made, *scoring):
-        parents.require(stage)
+        run.require(stage)
     return chosen
 
 
@@ -78,7 +78,7 @@ def sample(
         sampling = replace(sampling, temperature=temperature)
     _, cut = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
     trained = [label for label in labels if label != "base" and label != SFT]
-    start = run.parents.start() if {SFT, *trained} & {*labels} else None  # the base needs no SFT
+    start = run.policy_start() if {SFT, *trained} & {*labels} else None  # the base needs no SFT
     with working("loading the policies"):
         shared = load_roles(run, device, start, trained)
     samples = {

@@ -107,7 +107,7 @@ def load_roles(run: StageRun, device: torch.device, start: Path | None, trained:
     """Return the base with the `start` as `reference`, each trained policy under its stage's name, any reward model."""
     roles: dict[Role, AdapterStart] = {
         "reference": start,
-        **{stage: run.parents.folder(stage) / ADAPTER for stage in trained},
+        **{stage: run.folder(stage) / ADAPTER for stage in trained},
     }
     hardware = run.loaded.recipe.hardware
     shared = SharedBase(load_base(run.base, device), roles, lean=hardware.trunk == "lean", joins=hardware.joined_rows)

@@ -18,8 +18,8 @@ SCORE_ROLES: dict[RewardModelName, ScoreRole] = {RM: "reward", SECOND_RM: "secon
 def add_reward_models(shared: SharedBase, run: StageRun) -> None:
     """Add the finished reward models that the recipe has, each as its role, with its head."""
     for stage, role in SCORE_ROLES.items():
-        if run.loaded.recipe.section(stage) is not None and (run.parents.folder(stage) / SUMMARY).exists():
-            shared.add_reward(run.parents.folder(stage) / ADAPTER, role)
+        if run.loaded.recipe.section(stage) is not None and (run.folder(stage) / SUMMARY).exists():
+            shared.add_reward(run.folder(stage) / ADAPTER, role)
 
 
 def scores_of(

@@ -64,9 +64,9 @@ def finished_run(loaded: PinnedRecipe, out: Path) -> StageRun:
     Raises ParentMissing if a stage that scoring needs is not done, and UserError if it was done with other settings.
     """
     run = StageRun(out, loaded, EVALUATE)
-    run.parents.require(RM)
+    run.require(RM)
     for stage in parents(loaded.recipe, RM):
-        run.parents.require(stage)
+        run.require(stage)
     return run
 
 
@@ -75,7 +75,7 @@ class RewardModel:
 
     def __init__(self, run: StageRun):
         """Load the model of a `finished_run`."""
-        recipe, folder = run.loaded.recipe, run.parents.folder(RM)
+        recipe, folder = run.loaded.recipe, run.folder(RM)
         cuda.set_environment(recipe)
         from rlhf.models.loading import load_base, load_tokenizer
         from rlhf.models.shared_base import SharedBase
@@ -88,7 +88,7 @@ class RewardModel:
         self.digest = digest  # names the reward model in output files
         device = set_up_torch(recipe)
         self.tokenizer = load_tokenizer(run.base)
-        self.shared = SharedBase(load_base(run.base, device), {"reference": run.parents.start()})
+        self.shared = SharedBase(load_base(run.base, device), {"reference": run.policy_start()})
         self.shared.add_reward(folder / ADAPTER)
 
     def score(self, items: Sequence[Item]) -> tuple[list[ScoredItem], dict[str, int]]:

@@ -34,9 +34,9 @@ def trained_stage(run: StageRun, stage: ChatStage) -> Path | None:
     Raises ParentMissing if it is not done, and UserError if it was done with other settings. No library is imported
     before.
     """
-    folder = None if stage == "base" else run.parents.require(stage)
+    folder = None if stage == "base" else run.require(stage)
     if run.loaded.recipe.pretrain:
-        run.parents.require(PRETRAIN)
+        run.require(PRETRAIN)
     return folder
 
 

@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,29 @@ from rlhf import recipe as recipes
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, finite, free_name, remove, sha256, sync_tree, write_json
 from rlhf.packages import package_versions
-from rlhf.recipe import PinnedRecipe, StageName
+from rlhf.recipe import PinnedRecipe, StageName, as_yaml
+from rlhf.recipe.chain import changed_settings, differences
 from rlhf.recipe.schema_model import BaseSpec
-from rlhf.recipe.stages import PRETRAIN, PolicyName
-from rlhf.run import reader, records
+from rlhf.recipe.stages import EVALUATE, POLICIES, PRETRAIN, SFT, PolicyName
+from rlhf.run import identity, reader, records
 from rlhf.run.checkpoints import Checkpoints
 from rlhf.run.comparisons import comparable_values, figures
-from rlhf.run.finished import REMADE, check_result, read_summary, result_files, result_hash
-from rlhf.run.layout import FINDINGS, JUDGED_FILE, MANIFEST, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
+from rlhf.run.finished import REMADE, check_result, read_manifest, read_summary, result_files, result_hash
+from rlhf.run.layout import ADAPTER, FINDINGS, JUDGED_FILE, MANIFEST, MODEL, REMAKING, RESULT_FOLDERS, SUMMARY
 from rlhf.run.lock import locked
 from rlhf.run.logs import LOGS, Logs
-from rlhf.run.parents import ANOTHER_PLACE, Parents
 from rlhf.run.provenance import code_version
 from rlhf.run.records import SCHEMA
-from rlhf.terminal import say
+from rlhf.terminal import excerpt, say
 
+MOST = 3  # keys in a message
+LONGEST = 100  # characters of a value
+ANOTHER_PLACE = "move that directory away, or choose another --out, into which earlier stages may be copied"
 LARGE = 10**9  # bytes: a larger result is hashed when it is used, not whenever the runner skips its finished stage
+
+
+class ParentMissing(UserError):
+    """An earlier stage has to be run first."""
 
 
 class StageRun:
@@ -61,12 +69,11 @@ class StageRun:
         Of several processes that share the stage one `is_main`. The others read the directory and never write. `only`
         are the policies that an evaluation compares, instead of all that are trained.
         """
-        self.loaded, self.stage, self.is_main = loaded, stage, is_main
+        self.loaded, self.stage, self.is_main, self.only = loaded, stage, is_main, only
         self.seed = loaded.recipe.seed_of(stage)  # with which it trains
         self.run_directory = out / loaded.name / loaded.version
         self.path = self._place = self.run_directory / stage
         self._beside = self.run_directory / REMAKING / stage  # named as the stage, which checks of results compare
-        self.parents = Parents(loaded, stage, self.run_directory, only)
         self.resumed_from: Path | None = None
         self.resumed_data: records.DataRead | None = None  # the data of the run that is resumed
         self.expected = ""  # time of the stage in words, where it is projected
@@ -80,7 +87,97 @@ class StageRun:
     @property
     def base(self) -> BaseSpec:
         """Return what loading the base of this run needs to know."""
-        return self.loaded.recipe.base(self.parents.folder(PRETRAIN) / MODEL)
+        return self.loaded.recipe.base(self.folder(PRETRAIN) / MODEL)
+
+    # -- what it builds on -----------------------------------------------------------------------------------------
+
+    def folder(self, stage: StageName) -> Path:
+        """Return the directory of a stage of this run."""
+        return self.run_directory / stage
+
+    def policy_start(self) -> Path | None:
+        """Return the folder of SFT's adapter, at which policies start; None if they start at the base."""
+        return None if self.loaded.recipe.start == "base" else self.folder(SFT) / ADAPTER
+
+    def require(self, stage: StageName) -> Path:
+        """Return the verified directory of an earlier stage. Raises ParentMissing or UserError.
+
+        The recipe must have the stage, it must be finished, and it must have been made from the same inputs as ours.
+        """
+        self.loaded.require(stage)
+        path = self.folder(stage)
+        summary = read_summary(path)
+        if summary is None:
+            state, resume = ("did not finish", " --resume") if (path / MANIFEST).exists() else ("has not been run", "")
+            command = f"`rlhf run {stage} --with-parents{resume}` on this run or recipe"
+            raise ParentMissing(f"{stage} {state} ({path}): first {command}")
+        self.check_same(stage, base=True, parents=True)
+        check_result(path, summary)
+        return path
+
+    def parent_hashes(self, stage: StageName) -> dict[StageName, str]:
+        """Return the hash of the summary of each finished parent, which in turn names the hashes of its result.
+
+        The trained policies are parents of an evaluation.
+        """
+        names = recipes.parents(self.loaded.recipe, stage) + (self.trained_policies() if stage == EVALUATE else [])
+        summaries = {name: self.folder(name) / SUMMARY for name in names}
+        return {name: sha256(summary) for name, summary in summaries.items() if summary.exists()}
+
+    def trained_policies(self) -> list[PolicyName]:
+        """Return the finished stages whose policies an evaluation compares with their start."""
+        compared = self.only or POLICIES
+        return [stage for stage in POLICIES if stage in compared and (self.folder(stage) / SUMMARY).exists()]
+
+    def require_policies(self) -> list[PolicyName]:
+        """Return the policies that an evaluation compares; say which ones of the recipe this run has not trained.
+
+        Raises UserError for one that has not finished, or that was asked for and is missing.
+        """
+        trained = self.trained_policies()
+        for policy in self.only:
+            if policy not in trained:
+                self.require(policy)
+        others = [] if self.only else [policy for policy in self.loaded.recipe.policies() if policy not in trained]
+        for folder in (self.run_directory / policy for policy in others):
+            if (folder / MANIFEST).exists():
+                raise UserError(f"{folder}: it has not finished: let it finish, or name the others (--only)")
+        if others:
+            say(f"not evaluated, for this run has not trained them: {', '.join(others)}")
+        return trained
+
+    def check_same(self, stage: StageName, *, base: bool = False, parents: bool = False) -> records.Manifest:
+        """Return the manifest of a stage. Raises UserError, with the keys, if it was made from other inputs than ours.
+
+        These are the settings, but for whether a server sampled a parent; with `base` the files of base and tokenizer,
+        and with `parents` the results of those of its parents that are there.
+        """
+        path = self.folder(stage)
+        manifest = read_manifest(path)
+        changed = changed_settings(manifest.settings, self.loaded.recipe, stage)
+        if stage != self.stage:
+            changed.pop(f"{stage}.vllm_url", None)
+        if base and manifest.base_hashes:  # older runs have none
+            changed |= differences(manifest.base_hashes, self.base_hashes, f"{self.loaded.recipe.model.name}: ")
+        if parents:
+            now = self.parent_hashes(stage)
+            changed |= differences({name: manifest.parents.get(name) for name in now}, now, "another ")
+        if changed:
+            some = [*changed.items()][:MOST]
+            words = ", ".join(f"{key} {_text(made)} (asked for: {_text(asked)})" for key, (made, asked) in some)
+            more = f" and {len(changed) - MOST} more keys" if len(changed) > MOST else ""
+            unfinished = stage == self.stage and not (path / SUMMARY).exists()
+            begin = "; --restart sets it aside and begins anew" if unfinished else ""
+            raise UserError(
+                f"{path} was made with {words}{more}; to have its settings, name {path} as RUN instead of the recipe, "
+                f"or choose another --out{begin}"
+            )
+        return manifest
+
+    @cached_property
+    def base_hashes(self) -> dict[str, str]:
+        """Return what identifies the base and the tokenizer that this stage loads."""
+        return identity.files_of(self.loaded.recipe)
 
     # -- before the stage ------------------------------------------------------------------------------------------
 
@@ -93,13 +190,13 @@ class StageRun:
         summary = read_summary(self.path)
         if summary is None:
             return None
-        manifest = self.parents.check_same(self.stage, parents=self.stage not in REMADE)
+        manifest = self.check_same(self.stage, parents=self.stage not in REMADE)
         check_result(self.path, summary, largest=LARGE)
         read = manifest.data.files if manifest.data else []
         changed = [file.name for file in read if self._changed(file.name, file.sha256)]
         if changed and self.stage not in REMADE:
             raise UserError(f"{self.path} was made from another {', '.join(changed)}; {ANOTHER_PLACE}")
-        return None if changed or manifest.parents != self.parents.hashes(self.stage) else summary
+        return None if changed or manifest.parents != self.parent_hashes(self.stage) else summary
 
     def check_nothing_lost(self) -> None:
         """Raise UserError where an unfinished run has a checkpoint: only an option may continue it or set it aside."""
@@ -132,8 +229,8 @@ class StageRun:
             "stage": self.stage,
             "seed": self.loaded.recipe.seed,
             "settings": recipes.deciding_settings(self.loaded.recipe, self.stage),
-            "parents": self.parents.hashes(self.stage),
-            "base_hashes": self.parents.base_hashes,
+            "parents": self.parent_hashes(self.stage),
+            "base_hashes": self.base_hashes,
             "code": code_version().plain(),
             "packages": package_versions(),
             "python": platform.python_version(),
@@ -289,7 +386,7 @@ class StageRun:
         """
         if (self.path / SUMMARY).exists() or not (self.path / MANIFEST).exists():
             return None
-        manifest = self.parents.check_same(self.stage, base=True, parents=True)
+        manifest = self.check_same(self.stage, base=True, parents=True)
         self.resumed_from = self.checkpoints.latest()
         if self.resumed_from is None:
             return None
@@ -318,3 +415,8 @@ def _holds_no_work(folder: Path, logs: Collection[str]) -> bool:
         path.name == "checkpoints" and all(inner.name.startswith(".partial") for inner in path.glob("*"))
         for path in others
     )
+
+
+def _text(value: object) -> str:
+    """Return a value in a message; of a whole section only that it is there."""
+    return "a section" if isinstance(value, dict) else excerpt(as_yaml(value), LONGEST)

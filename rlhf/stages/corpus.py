@@ -24,7 +24,7 @@ def stage_input(run: StageRun) -> tuple[DialogueTokenizer, Corpus]:
         assert of_recipe.vocab_size
         tokenizer = DialogueTokenizer(tokenize.train([], of_recipe.vocab_size), of_recipe.template)  # control tokens
     else:
-        distributed.agree("base", run.parents.base_hashes)
+        distributed.agree("base", run.base_hashes)
         tokenizer = load_tokenizer(run.base)
     return tokenizer, load_corpus(run, tokenizer)
 
@@ -46,7 +46,7 @@ def load_corpus(run: StageRun, tokenizer: DialogueTokenizer | None = None) -> Co
         say(f"{run.stage}: {note}")
     distributed.agree("data", facts.sha256)
     earlier = {run.path: run.resumed_data}
-    for folder in map(run.parents.folder, recipes.parents(loaded.recipe, run.stage)):
+    for folder in map(run.folder, recipes.parents(loaded.recipe, run.stage)):
         manifest = read(folder / MANIFEST, Manifest)
         earlier[folder] = manifest.data if manifest else None
     for folder, data in earlier.items():

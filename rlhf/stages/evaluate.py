@@ -45,7 +45,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     options = recipe.evaluate
     telemetry = Telemetry(device)
 
-    trained = run.parents.trained_policies()
+    trained = run.trained_policies()
     sections = [section for stage, section in recipe.online().items() if stage in trained]
     rewards = RewardSum(run.stage, sections, corpus, tokenizer, run.path, device.type)
     run.describe(reward_functions={label: function.name for label, function in rewards.functions.items()})
@@ -53,7 +53,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     demonstrations = _demonstrations(tokenizer, corpus, options)
 
     with telemetry.phase("load"):
-        shared = load_roles(run, device, run.parents.start(), trained)
+        shared = load_roles(run, device, run.policy_start(), trained)
         overlap = Overlap(references.answers(corpus, prompts, options.num_samples), options.bertscore_model, device)
     labels: list[PolicyLabel] = [*dict.fromkeys(("base", start)), *trained]
     samples: dict[PolicyLabel, PolicySamples] = {}

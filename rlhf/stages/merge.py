@@ -46,7 +46,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
             base.config.pad_token_id = tokenizer.pad_id  # the classifier reads the last token that is none
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
         of_base = outputs(base, texts)
-        model = attach_adapter(base, run.parents.folder(stage) / ADAPTER)
+        model = attach_adapter(base, run.folder(stage) / ADAPTER)
         expected = outputs(model, texts)
         merged = model.merge_and_unload()
         if is_reward:

@@ -48,7 +48,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     with telemetry.phase("load"):
         base = load_base(run.base, device, head="score")
         base.config.pad_token_id = tokenizer.pad_id
-        model = reward_from_sft(base, recipe.lora, run.parents.start())
+        model = reward_from_sft(base, recipe.lora, run.policy_start())
 
     ranking = options.loss_type == "margin_ranking"
     margin = {"margin": options.margin} if options.margin and not ranking else {}

@@ -114,11 +114,11 @@ def _check_parents(run: StageRun) -> None:
     """
     evaluates = run.stage == EVALUATE
     for parent in parents(run.loaded.recipe, run.stage):
-        if evaluates and parent in REWARD_MODELS and not (run.parents.folder(parent) / SUMMARY).exists():
+        if evaluates and parent in REWARD_MODELS and not (run.folder(parent) / SUMMARY).exists():
             say(f"evaluate: no scores of {parent}, for this run has not trained it")
         else:
-            run.parents.require(parent)
-    for policy in run.parents.require_policies() if evaluates else ():
+            run.require(parent)
+    for policy in run.require_policies() if evaluates else ():
         verified(run.run_directory, policy)
 
 
@@ -185,7 +185,7 @@ def _chosen_among(run: StageRun) -> dict[str, float]:
     """
     recipe = run.loaded.recipe
     if run.stage == EVALUATE:
-        policies = {label: read_summary(run.parents.folder(label)) for label in run.parents.trained_policies()}
+        policies = {label: read_summary(run.folder(label)) for label in run.trained_policies()}
         return {
             f"{label}/{CHOSEN_AMONG}": among
             for label, summary in policies.items()

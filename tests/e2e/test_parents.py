@@ -24,7 +24,7 @@ def test_an_experiment_in_a_root_of_its_own_builds_on_stages_that_are_copied_or_
     assert bytes_of[0] == bytes_of[1]
     run = StageRun(tmp_path / "one", small(sft__learning_rate=0.5), "ppo")
     with pytest.raises(UserError, match=r"sft\.learning_rate"):
-        run.parents.require("sft")
+        run.require("sft")
 
 
 def test_an_evaluation_trains_no_policy_where_one_is_trained(tmp_path):

@@ -29,7 +29,7 @@ def options(stage: str, **changes) -> GroupOptions:
 def new_learner(run: StageRun, stage: StageName, lean: bool = False, **changes: Any) -> Learner:
     """A policy that has moved away from its reference."""
     torch.manual_seed(0)
-    sft = run.parents.require("sft") / "adapter"
+    sft = run.require("sft") / "adapter"
     shared = SharedBase(load_base(run.base, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
     learner = Learner(stage, shared, options(stage, **changes), ScoreNorm(0.1, 0.7))
     with torch.no_grad():

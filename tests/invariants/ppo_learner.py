@@ -34,16 +34,16 @@ def options(**changes) -> Ppo:
 
 def roles(run: StageRun, lean: bool = False) -> SharedBase:
     torch.manual_seed(0)
-    sft = run.parents.require("sft") / "adapter"
+    sft = run.require("sft") / "adapter"
     shared = SharedBase(load_base(run.base, CPU), {"policy": sft, "reference": sft}, trainable=("policy",), lean=lean)
-    shared.add_reward(run.parents.require("rm") / "adapter")
+    shared.add_reward(run.require("rm") / "adapter")
     return shared
 
 
 def new_learner(run: StageRun, kind: str = "head", lean: bool = False, **changes) -> Learner:
     shared = roles(run, lean)
     settings = options(value_model=kind, **changes)
-    critic = new_critic(shared, run.parents.require("rm"), settings, NORM)
+    critic = new_critic(shared, run.require("rm"), settings, NORM)
     learner = Learner(shared, settings, NORM, critic)
     if kind == "head":  # a critic that says 0 everywhere would hide mistakes
         assert shared.value_head

@@ -45,7 +45,7 @@ def test_responses_are_scored_row_by_row(run, tokenizer):
     changes: dict[str, Any] = {"reward_funcs": ["model", "tests.own_rewards:answer_and_length"]}
     changes |= {"reward_weights": [0.5, 2.0], "missing_eos_penalty": PENALTY}
     learner = new_learner(run, "rloo", **changes)
-    learner.shared.add_reward(run.parents.require("rm") / "adapter")
+    learner.shared.add_reward(run.require("rm") / "adapter")
     ids, _ = tokenizer.encode_prompts([PROMPTS[7]] * 4 + [PROMPTS[2]] * 4, learner.options.max_prompt_length)
     rollout = made_up_rollout(ids, tokenizer, torch.Generator().manual_seed(1))
     parts = {"train": PROMPTS, "prompts_of": lambda step: [7, 2], "options": learner.options, "tokenizer": tokenizer}

@@ -134,9 +134,7 @@ def asked(trained) -> Asked:
     """Rows of different lengths, in which rows n and n + 2 have the same prompt."""
     loaded = small(hardware__trunk="lean")
     run = StageRun(trained, loaded, "dpo")
-    model = attach_adapter(
-        load_base(run.base, torch.device("cpu")), run.parents.folder("sft") / "adapter", trainable=True
-    )
+    model = attach_adapter(load_base(run.base, torch.device("cpu")), run.folder("sft") / "adapter", trainable=True)
     draw = torch.Generator().manual_seed(0)
     prompts, responses = (5, 8, 5, 8), (4, 1, 6, 3)
     ids = torch.randint(5, 60, (4, 16), generator=draw)

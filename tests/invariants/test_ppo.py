@@ -208,7 +208,7 @@ def test_a_gradient_that_is_not_finite_ends_the_stage(run):
 def test_dropout_of_an_adapter_is_switched_off(run, rollout, tmp_path):
     """It would make the ratio of new to old probabilities noise."""
     sft = tmp_path / "sft"
-    shutil.copytree(run.parents.require("sft"), sft)
+    shutil.copytree(run.require("sft"), sft)
     config = sft / "adapter" / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_dropout": 0.5}))
     shared = SharedBase(
@@ -335,13 +335,11 @@ def test_rewards_are_the_kl_penalty_and_the_normalised_score_at_the_last_token(r
 
 def test_roles_are_what_plain_peft_makes_of_the_saved_adapters(run, rollout, tokenizer):
     """The policy's log-probabilities and the reward model's scores, against models loaded without our code."""
-    base = str(run.parents.require("pretrain") / "model")
+    base = str(run.require("pretrain") / "model")
     batch = make_batch(new_learner(run), rollout)
-    sft = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(base), run.parents.require("sft") / "adapter"
-    ).eval()
+    sft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.require("sft") / "adapter").eval()
     rm = PeftModel.from_pretrained(
-        AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.parents.require("rm") / "adapter"
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=1), run.require("rm") / "adapter"
     ).eval()
     for row, (start, length) in enumerate(zip(rollout.prompt_length, rollout.response_length, strict=True)):
         ids = rollout.ids[row : row + 1, : start + length]
@@ -386,7 +384,7 @@ def test_a_checkpoint_holds_everything_the_next_step_depends_on(run, rollout, tm
 
     saved = read_state(tmp_path / "step-000001")
     shared, norm = roles(run), ScoreNorm(*saved["norm"])
-    critic = new_critic(shared, run.parents.require("rm"), learner.options, norm)
+    critic = new_critic(shared, run.require("rm"), learner.options, norm)
     again = Learner(shared, learner.options, norm, critic)
     again.restore(saved)
     assert again.schedule.state_dict() == learner.schedule.state_dict()

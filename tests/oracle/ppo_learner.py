@@ -18,7 +18,7 @@ NORM = ScoreNorm(0.05, 0.4)
 def new_learner(root: Path, settings: Ppo, moved: bool = True) -> Learner:
     """A learner without a reward model where functions alone reward; `moved`: away from the reference."""
     run = StageRun(root, small(), "ppo")
-    sft, rm = run.parents.require("sft") / "adapter", run.parents.require("rm")
+    sft, rm = run.require("sft") / "adapter", run.require("rm")
     torch.manual_seed(0)
     shared = SharedBase(
         load_base(run.base, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",)

@@ -80,7 +80,7 @@ class GivenGeometric(GivenResponses, GMPOTrainer):
 
 def trl_step(run: StageRun, rollout: Rollout, learner: Any, folder: Path, **options: Any) -> dict[str, torch.Tensor]:
     """Advantages, loss and gradients of TRL, whose policy is the learner's and whose reference is SFT."""
-    model = attach_adapter(load_base(run.base, CPU), run.parents.require("sft") / "adapter", trainable=True)
+    model = attach_adapter(load_base(run.base, CPU), run.require("sft") / "adapter", trainable=True)
     corrected = options.pop("corrected", None)
     kind: type[GivenResponses] = GivenResponses
     if options.get("loss_type") == "gmpo":  # which is a trainer there

@@ -113,11 +113,11 @@ def test_an_evaluation_passes_over_no_policy_in_silence(tmp_path, capsys, begun,
         run_directory = made(tmp_path, stage)
         if stage in finished:
             (run_directory / stage / "summary.json").write_text("{}")
-    parents = StageRun(tmp_path, small(), "evaluate", only=only).parents
+    run = StageRun(tmp_path, small(), "evaluate", only=only)
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
-            parents.require_policies()
+            run.require_policies()
         return
-    assert parents.require_policies() == expected
+    assert run.require_policies() == expected
     left_out = not only and "ppo" not in finished
     assert ("ppo" in capsys.readouterr().err) == left_out

@@ -17,9 +17,8 @@ from rlhf.recipe.chain import comparable
 from rlhf.recipe.published import Figure
 from rlhf.run import provenance
 from rlhf.run.checkpoints import checkpoint_problem
-from rlhf.run.directory import StageRun
+from rlhf.run.directory import ParentMissing, StageRun
 from rlhf.run.finished import finished_evaluation
-from rlhf.run.parents import ParentMissing
 from rlhf.run.records import Costs, Summary
 from rlhf.stages import runner
 from tests.helpers import RECIPE, content_of, rlhf, small
@@ -88,7 +87,7 @@ def test_a_finished_run_of_other_settings_is_never_reused_or_overwritten(tmp_pat
         StageRun(tmp_path, small(sft__learning_rate=0.5), "sft").done()
     for reader_of_it in ("rm", "evaluate"):
         with pytest.raises(UserError, match=rf"{folder} was made with sft.learning_rate 0.002 .*0.5"):
-            StageRun(tmp_path, small(sft__learning_rate=0.5), reader_of_it).parents.require("sft")
+            StageRun(tmp_path, small(sft__learning_rate=0.5), reader_of_it).require("sft")
     assert StageRun(tmp_path, small(ppo__kl_coef=0.5), "sft").done() is not None  # PPO's keys do not concern SFT
     assert (folder / "summary.json").read_bytes() == before
 
@@ -162,10 +161,10 @@ def test_a_process_that_is_not_the_main_one_writes_nothing(tmp_path):
 
 def test_a_missing_parent_is_named(tmp_path):
     with pytest.raises(ParentMissing, match=r"sft has not been run \(.*: first `rlhf run sft --with-parents`"):
-        StageRun(tmp_path, small(), "rm").parents.require("sft")
+        StageRun(tmp_path, small(), "rm").require("sft")
     started(tmp_path)
     with pytest.raises(ParentMissing, match=r"sft did not finish \(.*: first `rlhf run sft --with-parents --resume`"):
-        StageRun(tmp_path, small(), "rm").parents.require("sft")
+        StageRun(tmp_path, small(), "rm").require("sft")
 
 
 @pytest.fixture
@@ -180,7 +179,7 @@ def evaluated(tmp_path: Path) -> Path:
 
 def evaluating(out: Path) -> StageRun:
     run = StageRun(out, small(), "evaluate")
-    run.parents.hashes = lambda stage: {}  # type: ignore[method-assign]  # none are there, and none are needed
+    run.parent_hashes = lambda stage: {}  # type: ignore[method-assign]  # none are there, and none are needed
     return run
 
 

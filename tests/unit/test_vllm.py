@@ -143,7 +143,7 @@ def test_a_server_of_something_else_is_refused_in_the_first_step(fake, trained, 
 def test_a_served_policy_is_compared_with_the_trained_one(trained, noise, refused):
     loaded = small(ppo__vllm_url="http://x")
     run, options = StageRun(trained, loaded, "ppo"), loaded.recipe.options(Ppo)
-    sft = run.parents.require("sft") / "adapter"
+    sft = run.require("sft") / "adapter"
     shared = SharedBase(
         load_base(run.base, torch.device("cpu")), {"policy": sft, "reference": sft}, trainable=("policy",)
     )

@@ -58,7 +58,7 @@ class Session:
         self.stage = run.stage
         self.options = options = self.recipe.online()[run.stage]
         run.total_steps = options.steps
-        self.rm_dir = run.parents.folder(RM)
+        self.rm_dir = run.folder(RM)
         self.telemetry = Telemetry(device)
         self.phase = self.telemetry.phase
         self.client: vllm.Client | None = None
@@ -87,7 +87,7 @@ class Session:
 
     def _load_models(self) -> SharedBase:
         """Return the base with the roles that all methods need; PPO adds a critic."""
-        base, start, hardware = load_base(self.run.base, self.device), self.run.parents.start(), self.recipe.hardware
+        base, start, hardware = load_base(self.run.base, self.device), self.run.policy_start(), self.recipe.hardware
         policy = lora_config(self.recipe.lora, base, "CAUSAL_LM") if start is None else start
         roles: dict[Role, AdapterStart] = {"policy": policy, "reference": start}
         shared = SharedBase(base, roles, ("policy",), lean=hardware.trunk == "lean", joins=hardware.joined_rows)

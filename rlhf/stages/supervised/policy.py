@@ -40,7 +40,7 @@ def train_policy(
     """
     torch.manual_seed(run.loaded.recipe.seed)
     with telemetry.phase("load"):
-        base, start = load_base(run.base, device), run.parents.start()
+        base, start = load_base(run.base, device), run.policy_start()
         if start is None:
             model = new_adapter(base, run.loaded.recipe.lora)
         else:
@@ -65,7 +65,7 @@ def measure_against_start(
     Returns those of the start, those of the policy, and both as the roles `reference` and `policy` of one base.
     """
     recipe, hardware = run.loaded.recipe, run.loaded.recipe.hardware
-    roles: dict[Role, AdapterStart] = {"policy": run.path / ADAPTER, "reference": run.parents.start()}
+    roles: dict[Role, AdapterStart] = {"policy": run.path / ADAPTER, "reference": run.policy_start()}
     shared = SharedBase(load_base(run.base, device), roles, lean=hardware.trunk == "lean", joins=hardware.joined_rows)
     sampling, truth = heldout_sampling(recipe.evaluate), recipe.data.has_true_reward
     before, after = (
