@@ -26,10 +26,8 @@ def list_recipes(drafts: bool) -> None:
     for directory in recipes.available(root):
         try:
             loaded = recipes.load(directory)
-            keys = loaded.recipe
-            status = "edited" if loaded.released_sha256 else keys.status
-            default = "default" if is_default(directory, root) else ""
-            rows.append((str(directory), keys.hardware.name, status, default, keys.description))
+            keys, default = loaded.recipe, "default" if is_default(directory, root) else ""
+            rows.append((str(directory), keys.hardware.name, loaded.status, default, keys.description))
         except UserError as error:  # a mistake in one recipe does not hide the others
             rows.append((str(directory), "", "wrong", "", str(error)))
     rows.sort(key=lambda row: row[2] != "released")

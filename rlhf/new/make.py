@@ -28,6 +28,7 @@ from rlhf.recipe import Changes, PinnedRecipe, StageName
 from rlhf.recipe.context import context_length, too_long
 from rlhf.recipe.schema_online import MODEL_REWARD
 from rlhf.recipe.stages import ONLINE
+from rlhf.recipe.strict import with_overrides
 from rlhf.stages.online import rewards
 from rlhf.terminal.wording import GB
 
@@ -82,7 +83,7 @@ def make(recipes_root: Path, options: NewOptions, predictor: Predictor, say: Say
         loaded = _written(draft, content)
         fitted = _fitted(options, predictor, loaded, say) if facts.predicted else _small(options)
         target.parent.mkdir(parents=True, exist_ok=True)
-        return NewRecipe(target, _written(target, _changed(content, fitted.changes)), fitted)
+        return NewRecipe(target, _written(target, with_overrides(content, fitted.changes)), fitted)
 
 
 def _written(folder: Path, content: JsonObject) -> PinnedRecipe:
@@ -95,16 +96,6 @@ def _written(folder: Path, content: JsonObject) -> PinnedRecipe:
     return recipes.load(folder)
 
 
-def _changed(content: JsonObject, changes: Changes) -> JsonObject:
-    """Return the content with changes of keys: {"ppo.rollout_batch_size": 8}."""
-    for key, value in changes.items():
-        section, _, name = key.partition(".")
-        old = content[section]
-        assert isinstance(old, dict)
-        content = content | {section: old | {name: value}}
-    return content
-
-
 def _sized(options: NewOptions, content: JsonObject, own: OwnRows | None, context: int | None) -> JsonObject:
     """Return the content with the lengths of its rows. Raises UserError where a stage has none."""
     if options.max_length and (problem := too_long({"--max-length": options.max_length}, context)):
@@ -114,7 +105,7 @@ def _sized(options: NewOptions, content: JsonObject, own: OwnRows | None, contex
     if own.lacking:
         raise UserError(f"--data {options.data[0]}: {next(iter(own.lacking.values()))}")
     if max(rows.train for rows in own.stages.values()) < SMALL:
-        content = _changed(content, {"data.heldout_fraction": 0.2})
+        content = with_overrides(content, {"data.heldout_fraction": 0.2})
     lengths = [row for rows in own.stages.values() for row in rows.lengths]
     longest = _tokens(content, options)
     prompt = _rounded(max(row[0] for row in lengths))
@@ -133,7 +124,7 @@ def _sized(options: NewOptions, content: JsonObject, own: OwnRows | None, contex
             )
             content = content | {name: section | {"steps": steps} | every(section, steps)}
         else:
-            content = _changed(content, {f"{name}.{key}": v for key, v in every({}, rows.train // 16).items()})
+            content = with_overrides(content, {f"{name}.{key}": v for key, v in every({}, rows.train // 16).items()})
     return content
 
 

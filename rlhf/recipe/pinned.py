@@ -22,6 +22,7 @@ from rlhf.recipe.stages import StageName
 from rlhf.recipe.strict import Changes, joined, section_types, validate, with_overrides
 
 BLOCK = "training"
+EDITED = "edited since its release"  # the status of such a recipe
 # The sha256 of each released recipe, by name and version, as `content_hash` has it. An entry never changes.
 RELEASED = {
     "cpu-tiny/v1": "f2f085fb36b0e023e5e86cf8ab4e6ab139943b02ec2d7b529d04124455b04d80",
@@ -65,8 +66,8 @@ class PinnedRecipe(NamedTuple):
 
     @property
     def status(self) -> str:
-        """Return draft or released, or how the file differs from its released version."""
-        return difference(self.sha256, self.released_sha256) or self.recipe.status
+        """Return draft or released, or that the file was edited since its release."""
+        return EDITED if self.released_sha256 else self.recipe.status
 
     def require(self, stage: StageName) -> None:
         """Raise UserError for a stage that the recipe does not have."""
@@ -102,11 +103,6 @@ def load(directory: Path, overrides: Mapping[str, JsonValue] | None = None, seed
 def content_hash(content: object) -> str:
     """Return the sha256 of parsed YAML: every value counts, comments and layout do not."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def difference(sha256: str, released: str | None) -> str:
-    """Return in words that a recipe's file differs from its released version; "" where `released` is None."""
-    return f"differs from its released version: sha256 {sha256[:12]}, released {released[:12]}" if released else ""
 
 
 def spread(content: JsonObject, file: Path) -> JsonObject:

@@ -75,15 +75,14 @@ def few_steps_changes(
     A checkpoint and, in stages that sample, an evaluation follow every `save_steps` steps, None: the last step.
     `supervised_steps`: the steps of stages that do not sample, if others.
     """
-    supervised = supervised_steps or steps
-    taken = [(stage, "steps", steps) for stage in recipe.online()]
-    taken += [(stage, "max_steps", supervised) for stage in recipe.dialogues()]
     changes: Changes = {}
-    for stage, key, number in taken:
-        section = {key: number, "logging_steps": 1, "save_steps": save_steps or number}
-        changes |= {f"{stage}.{name}": value for name, value in section.items()}
     for stage in recipe.online():
+        changes |= {f"{stage}.steps": steps, f"{stage}.save_steps": save_steps or steps, f"{stage}.logging_steps": 1}
         changes |= {f"{stage}.eval_steps": save_steps or steps, f"{stage}.vllm_url": None}
+    supervised = supervised_steps or steps
+    for stage in recipe.dialogues():
+        changes |= {f"{stage}.max_steps": supervised, f"{stage}.save_steps": save_steps or supervised}
+        changes[f"{stage}.logging_steps"] = 1
     return changes
 
 
@@ -138,8 +137,7 @@ def write_rows(recipe: Recipe, file: Path) -> None:
 def _short(options: StageOptions) -> JsonObject:
     """Return the keys of a section that a rehearsal cuts, with their new values.
 
-    Where the recipe divides minibatches into micro-batches, or a batch into parts that are sampled one after the other,
-    so does the rehearsal.
+    A minibatch has two micro-batches, and a batch two parts that are sampled one after the other.
     """
     set_keys: Mapping[str, object] = {key: getattr(options, key) for key in type(options).model_fields.keys() & AT_MOST}
     cut: JsonObject = {key: min(value, AT_MOST[key]) for key, value in set_keys.items() if isinstance(value, int)}
@@ -148,11 +146,10 @@ def _short(options: StageOptions) -> JsonObject:
     cut["max_samples"] = 64
     if not isinstance(options, OnlineOptions):
         return cut
-    rows = RESPONSES // min(2, options.num_mini_batches)
-    is_divided = options.batch_size // options.num_mini_batches > options.per_device_train_batch_size
+    minibatches = min(2, options.num_mini_batches)
     return cut | {
         "batch_size": RESPONSES,
-        "num_mini_batches": min(2, options.num_mini_batches),
-        "per_device_train_batch_size": rows // 2 if is_divided else rows,
-        "rollout_batch_size": RESPONSES // 2 if options.rollout_batch_size < options.batch_size else RESPONSES,
+        "num_mini_batches": minibatches,
+        "per_device_train_batch_size": RESPONSES // minibatches // 2,
+        "rollout_batch_size": RESPONSES // 2,
     }

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.recipe import as_yaml, published
-from rlhf.recipe.pinned import difference
+from rlhf.recipe.pinned import EDITED
 from rlhf.recipe.published import Figure, Verdict
 from rlhf.recipe.stages import EVALUATE, STAGES
 from rlhf.report.records import TITLES, RunRecords
@@ -116,12 +116,7 @@ def _facts(manifest: Manifest) -> dict[str, str]:
     """Return what a stage was made from, by name."""
     return {
         "recipe": f"{manifest.recipe} {manifest.version}, sha256 {manifest.recipe_sha256[:12]}",
-        "changed": ", ".join(
-            [
-                *filter(None, [difference(manifest.recipe_sha256, manifest.released_sha256)]),
-                *settings(manifest.overrides),
-            ]
-        ),
+        "changed": ", ".join([EDITED] * bool(manifest.released_sha256) + [*settings(manifest.overrides)]),
         "seed": str(manifest.seed),
         "code": (manifest.code.commit or "no commit known") + " with changes" * bool(manifest.code.dirty),
         "device": manifest.device.text(),
