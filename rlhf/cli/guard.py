@@ -46,7 +46,7 @@ def guarded(command: click.Command, name: str | None = None) -> None:
 
 def _failed(error: Exception) -> int:
     """Explain an error, with its traceback if RLHF_DEBUG is set. Returns the exit code."""
-    exhausted = exhaustion.out_of_memory(error)
+    exhausted = exhaustion.ran_out(error) == "memory"
     if os.environ.get("RLHF_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, UserError):

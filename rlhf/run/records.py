@@ -215,15 +215,10 @@ class Generated(Record):
     sha256: dict[str, str]
 
 
-class LogLine(Record):
-    """A line of any log."""
-
-    step: Count
-
-
-class MetricsLine(LogLine):
+class MetricsLine(Record):
     """A line of metrics.jsonl."""
 
+    step: Count
     __pydantic_extra__: dict[str, Number | None]
 
     @property
@@ -232,9 +227,10 @@ class MetricsLine(LogLine):
         return self.__pydantic_extra__
 
 
-class FindingLine(LogLine):
+class FindingLine(Record):
     """A line of findings.jsonl."""
 
+    step: Count
     check: str
     seen: str
     cause: str

@@ -221,11 +221,12 @@ def _explained_errors(run: StageRun) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if exhaustion.out_of_room(error):
-            what = "a file cannot grow: make room, or allow larger files"
-        elif exhaustion.out_of_memory(error):
-            plan = f"rlhf plan --recipe {run.loaded.directory} --fit card"
-            what = f"out of memory: free some; `{plan}` looks for settings that need less"
-        else:
+        found = exhaustion.ran_out(error)
+        if found is None:
             raise
+        plan = f"rlhf plan --recipe {run.loaded.directory} --fit card"
+        what = {
+            "room": "a file cannot grow: make room, or allow larger files",
+            "memory": f"out of memory: free some; `{plan}` looks for settings that need less",
+        }[found]
         raise UserError(f"{run.path}: {what} ({message_of(error)}). {progress(run)}") from error
