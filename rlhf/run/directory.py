@@ -219,15 +219,9 @@ class StageRun:
                 self.set_aside()
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._manifest |= {
-            "schema": SCHEMA,
-            "recipe": self.loaded.name,
-            "version": self.loaded.version,
-            "recipe_sha256": self.loaded.sha256,
-            "released_sha256": self.loaded.released_sha256,
+            **self._names,
             "recipe_folder": str(self.loaded.directory),
             "overrides": self.loaded.overrides,
-            "stage": self.stage,
-            "seed": self.loaded.recipe.seed,
             "settings": recipes.deciding_settings(self.loaded.recipe, self.stage),
             "parents": self.parent_hashes(self.stage),
             "base_hashes": self.base_hashes,
@@ -311,15 +305,9 @@ class StageRun:
         values = comparable_values(self.path, metrics, costs, seconds)
         found = reader.read_lines(self.path / FINDINGS, records.FindingLine)
         summary = {
-            "schema": SCHEMA,
-            "recipe": self.loaded.name,
-            "version": self.loaded.version,
-            "recipe_sha256": self.loaded.sha256,
-            "released_sha256": self.loaded.released_sha256,
+            **self._names,
             "modified": self.loaded.modified,
-            "stage": self.stage,
             "status": "done",
-            "seed": self.loaded.recipe.seed,
             "device": device["name"],
             "processes": device.get("processes", 1),
             "wall_seconds": seconds,
@@ -360,6 +348,19 @@ class StageRun:
         say(f"{self.stage}: the earlier directory was moved to {aside}")
 
     # -- details ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _names(self) -> JsonObject:
+        """Return what names the recipe, the stage and the seed, the same in each of its records."""
+        return {
+            "schema": SCHEMA,
+            "recipe": self.loaded.name,
+            "version": self.loaded.version,
+            "recipe_sha256": self.loaded.sha256,
+            "released_sha256": self.loaded.released_sha256,
+            "stage": self.stage,
+            "seed": self.loaded.recipe.seed,
+        }
 
     def _work_in(self, folder: Path) -> None:
         """Write into `folder` from now on: beside a finished result, which counts until another one is whole.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from rlhf.run.records import Amount, Code, Count, DataFile, Device, Number, Record, Summary
+from rlhf.run.records import Amount, Code, Count, DataFile, Device, Number, OfRecipe, Record, Summary
 
 
 class Answer(Record):
@@ -40,13 +40,9 @@ class SampleLine(Record):
         return {name: answer for name, answer in self.__pydantic_extra__.items() if isinstance(answer, Answer)}
 
 
-class Reproduction(Record):
+class Reproduction(OfRecipe):
     """The record that `rlhf reproduce` writes: the summaries of a chain by seed and stage."""
 
-    recipe: str
-    version: str
-    recipe_sha256: str
-    released_sha256: str | None = None  # of the released file, if the recipe's was edited since
     code: Code
     device: Device
     packages: dict[str, str]

@@ -46,6 +46,15 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), WrapValidator(_as_it
 Schema = Annotated[int, Field(alias="schema", ge=1, le=SCHEMA)]
 
 
+class OfRecipe(Record):
+    """What names the recipe in a record."""
+
+    recipe: str
+    version: str
+    recipe_sha256: str
+    released_sha256: str | None = None  # of the released file, if the recipe's was edited since
+
+
 # -- manifest.json ---------------------------------------------------------------------------------------------------
 
 
@@ -93,14 +102,10 @@ class DataRead(Record):
     notes: list[str] = []  # what the rows were taken for, columns beside, what is odd
 
 
-class Manifest(Record):
+class Manifest(OfRecipe):
     """The content of manifest.json. A key with a default is not there in every stage, or was added later."""
 
     schema_: Schema = SCHEMA
-    recipe: str
-    version: str
-    recipe_sha256: str
-    released_sha256: str | None = None  # of the released file, if the recipe's was edited since
     recipe_folder: str | None = None  # from which the recipe was read
     overrides: dict[str, Any]
     seed: Count
@@ -155,14 +160,10 @@ class Costs(TypedDict):
     component_bytes: dict[str, int] | None  # base, adapters and optimizer states
 
 
-class Summary(Record):
+class Summary(OfRecipe):
     """The content of summary.json, with the keys of `Costs`. A key with a default was added later."""
 
     schema_: Schema = SCHEMA
-    recipe: str
-    version: str
-    recipe_sha256: str
-    released_sha256: str | None = None  # of the released file, if the recipe's was edited since
     modified: bool
     stage: StageName
     seed: Count
