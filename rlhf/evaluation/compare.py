@@ -21,7 +21,7 @@ from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
 from rlhf.run.outcomes import Answer, SampleLine
 from rlhf.terminal import wording
 
-FIGURES = ("kl_per_token", "perplexity", "response_length", "eos_rate", "rm/accuracy")  # of all answers together
+FIGURES = ("kl_per_token", "perplexity", "response_length", "eos_rate")  # of all answers together
 Answers = dict[str, list[Answer]]  # by prompt
 
 
@@ -150,7 +150,7 @@ def load(run_directory: Path, stage: PolicyLabel | None = None) -> Evaluated:
         seed=manifest.seed,
         answers=answers,
         reward_model=reward_model_digest(rm_summary) if rm_summary else None,
-        metrics={key: x for key, x in metrics.items() if "/" not in key or key.startswith("rm/")},
+        metrics={key: x for key, x in metrics.items() if "/" not in key},
         settings=manifest.settings | ({stage: of_policy[stage]} if stage in of_policy else {}),
         reward_functions=manifest.reward_functions,
     )

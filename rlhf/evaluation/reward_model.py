@@ -1,6 +1,6 @@
 """Scores of encoded answers, and figures of a reward model: accuracy, margin, length bias."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from statistics import correlation, fmean
 
 import torch
@@ -10,7 +10,7 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.recipe.stages import RM, SECOND_RM, RewardModelName, ScoreRole
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, SUMMARY
-from rlhf.stats import outcomes
+from rlhf.stats import clustered_share, outcomes
 
 SCORE_ROLES: dict[RewardModelName, ScoreRole] = {RM: "reward", SECOND_RM: "second_reward"}
 
@@ -45,15 +45,21 @@ def accuracy(differences: torch.Tensor) -> float:
 
 
 def reward_model_figures(
-    chosen: Sequence[float], rejected: Sequence[float], length_differences: Sequence[int]
+    margins: Sequence[float], length_differences: Sequence[int], prompts: Sequence[Hashable]
 ) -> dict[str, float]:
-    """Return metrics of a reward model from its scores on held-out pairs.
+    """Return metrics of a reward model from its margins on held-out pairs: scores of chosen less rejected answers.
 
-    `length_differences`: tokens of the chosen answer less those of the rejected one.
+    `length_differences`: tokens of the chosen answer less those of the rejected one. Pairs of one prompt may depend on
+    each other.
     """
-    margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
     correct = outcomes(margins)
-    metrics = {"accuracy": fmean(correct), "margin": fmean(margins)}
+    share = clustered_share(correct, prompts)
+    metrics = {
+        "accuracy": fmean(correct),
+        "accuracy_low": share.low,
+        "accuracy_high": share.high,
+        "margin": fmean(margins),
+    }
     for name, sign in (("longer", 1), ("shorter", -1)):
         rows = [r for r, d in zip(correct, length_differences, strict=True) if d * sign > 0]
         if rows:

@@ -38,10 +38,7 @@ def sentences(run: RunRecords) -> list[Sentence]:
     """Return what each policy learned; without one the reward model or SFT, or what has finished."""
     if gains := gains_over_start(run.summaries):
         return [Sentence(_of_gain(gain), gain.kind) for gain in gains]
-    evaluated = run.summaries[EVALUATE].metrics if EVALUATE in run.summaries else {}
-    if accuracy := estimate(evaluated, f"{RM}/accuracy") or (
-        estimate(run.summaries[RM].metrics, "accuracy") if RM in run.summaries else ""
-    ):
+    if RM in run.summaries and (accuracy := estimate(run.summaries[RM].metrics, "accuracy")):
         return [Sentence(f"The reward model prefers the chosen answer in a share of {accuracy} of held-out pairs.", "")]
     if SFT in run.summaries and (loss := run.summaries[SFT].metrics.get("eval_loss")) is not None:
         return [Sentence(f"SFT ended at a held-out loss of {number(loss)} nats per token.", "")]

@@ -79,9 +79,5 @@ def _results(run_directory: Path, trained: StageName) -> Iterator[str]:
     for gain in gains_over_start(summaries):
         if gain.stage == trained:
             yield f"{gain.title}, {gain.name}: {gain.start:.4g} before, {gain.end:.4g} after; {gain.in_words()}"
-    of_evaluation = summaries[EVALUATE].metrics if EVALUATE in summaries else {}
-    accuracy = estimate(of_evaluation, f"{trained}/accuracy", ", 95 %: ") or estimate(
-        own.metrics if own else {}, "accuracy"
-    )
-    if trained in REWARD_MODELS and accuracy:
+    if trained in REWARD_MODELS and own and (accuracy := estimate(own.metrics, "accuracy", ", 95 %: ")):
         yield f"Accuracy on held-out pairs: {accuracy}"

@@ -1,12 +1,10 @@
-"""Evaluation of every policy of a run on the same held-out prompts, and of a reward model on held-out pairs."""
+"""Evaluation of every policy of a run on the same held-out prompts."""
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 
 from rlhf.data.corpus import Corpus
-from rlhf.data.pairs import encode_pairs
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation import references
 from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
@@ -23,24 +21,21 @@ from rlhf.evaluation.policies import (
     role_of,
 )
 from rlhf.evaluation.references import Overlap
-from rlhf.evaluation.reward_model import SCORE_ROLES, reward_model_figures, scores_of
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
-from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
-from rlhf.recipe.schema import Evaluate, Rm
+from rlhf.recipe.schema import Evaluate
 from rlhf.recipe.stages import EVALUATE, PolicyLabel, PolicyStart
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_FUNCTION
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.result import Result
-from rlhf.stats import clustered_share, outcomes
 
 # With the start's name; they are logged under that already.
 REPEATED = ("response_length_", "score_", "true_reward_", "second_score_")
 
 
 def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
-    """Sample every policy of the run on the same held-out prompts, and judge a reward model on held-out pairs."""
+    """Sample every policy of the run on the same held-out prompts, and measure the answers."""
     recipe, start = run.loaded.recipe, run.loaded.recipe.start
     options = recipe.evaluate
     telemetry = Telemetry(device)
@@ -58,10 +53,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     labels: list[PolicyLabel] = [*dict.fromkeys(("base", start)), *trained]
     samples: dict[PolicyLabel, PolicySamples] = {}
     perplexities: dict[PolicyLabel, float] = {}
-    pair_metrics: dict[str, float] = {}
     with telemetry.phase("evaluate"):
-        if recipe.rm is not None and "reward" in shared.score_heads:  # before the start's answers set its scale
-            pair_metrics = _judged_pairs(shared, tokenizer, corpus, recipe.rm)
         for number, label in enumerate(labels, 1):
             role = role_of(label, recipe)
             samples[label] = measure(
@@ -85,30 +77,10 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     with telemetry.phase("references"):
         for label, policy in samples.items():
             metrics |= {f"{label}/{key}": value for key, value in overlap.metrics(policy.texts).items()}
-    metrics |= pair_metrics | rewards.figures()
+    metrics |= rewards.figures()
     run.logs.samples(0, sample_rows(tokenizer, prompts, samples, expected_answers(corpus)))
     shown = examples(prompts, {name: samples[name] for name in (start, *trained)})
     return Result(metrics, telemetry.costs(), shown)
-
-
-def _judged_pairs(shared: SharedBase, tokenizer: DialogueTokenizer, corpus: Corpus, options: Rm) -> dict[str, float]:
-    """Return metrics of each reward model, as `<stage>/<metric>`. Raises UserError if no held-out pair can be used."""
-    encoded, _, pairs = encode_pairs(tokenizer, corpus.pairs.test[: options.max_eval_samples], options)
-    sides = [pair.chosen for pair in encoded], [pair.rejected for pair in encoded]
-    length_differences = [len(pair.chosen.response) - len(pair.rejected.response) for pair in encoded]
-    metrics: dict[str, float] = {}
-    for stage, role in SCORE_ROLES.items():
-        if role not in shared.score_heads:
-            continue
-        score = partial(shared.scores_at, role=role)
-        chosen, rejected = (
-            scores_of(side, score, tokenizer.pad_id, 2 * options.per_device_train_batch_size) for side in sides
-        )
-        share = clustered_share(outcomes((chosen - rejected).tolist()), [pair.prompt for pair in pairs])
-        figures = reward_model_figures(chosen.tolist(), rejected.tolist(), length_differences)
-        figures |= {"accuracy_low": share.low, "accuracy_high": share.high, "heldout_pairs": len(pairs)}
-        metrics |= {f"{stage}/{key}": value for key, value in figures.items()}
-    return metrics
 
 
 def _demonstrations(tokenizer: DialogueTokenizer, corpus: Corpus, options: Evaluate) -> list[ScoredText]:

@@ -19,7 +19,7 @@ from rlhf.data.pairs import EncodedPair
 from rlhf.data.rows import PreferencePair
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import toy
-from rlhf.evaluation.reward_model import accuracy, scores_of
+from rlhf.evaluation.reward_model import accuracy, reward_model_figures, scores_of
 from rlhf.files import JsonObject
 from rlhf.models.adapters import reward_from_sft
 from rlhf.models.loading import load_base
@@ -75,9 +75,8 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     rows = zip(pairs.heldout_rows, chosen.tolist(), rejected.tolist(), strict=True)
     run.logs.samples(0, [_sample_row(tokenizer, *row) for row in itertools.islice(rows, SAMPLES)])
     margins, both = chosen - rejected, torch.cat([chosen, rejected])
-    metrics = {
-        "accuracy": accuracy(margins),
-        "margin": margins.mean().item(),
+    longer = [len(pair.chosen.response) - len(pair.rejected.response) for pair in pairs.heldout]
+    metrics = reward_model_figures(margins.tolist(), longer, [row.prompt for row in pairs.heldout_rows]) | {
         "score_mean": both.mean().item(),
         "score_sd": both.std().item(),
         "train_pairs": len(pairs.training),

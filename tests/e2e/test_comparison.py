@@ -22,7 +22,7 @@ def a_run(root: Path, answers: list[tuple[str, list[dict[str, Any]]]], reward_mo
     (root / "rm").mkdir()
     rows = [{"step": 0, "prompt": prompt, "ppo": answer} for prompt, of in answers for answer in of]
     (root / "evaluate/samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    metrics = {"ppo/kl_per_token": 0.1, "ppo/perplexity": 3.0, "rm/accuracy": 0.7} | more.get("metrics", {})
+    metrics = {"ppo/kl_per_token": 0.1, "ppo/perplexity": 3.0} | more.get("metrics", {})
     settings = {"model": {"quantization": "none"}, "tokenizer": {"name": "t"}} | more.get("settings", {})
     manifest = {"settings": settings, "reward_functions": more.get("functions", {})}
     write_records(root / "evaluate", manifest, {"metrics": metrics})

@@ -80,8 +80,9 @@ def test_empty_and_equal_answers_are_counted():
 
 def test_a_reward_model_judged_by_hand():
     chosen, rejected = [3.0, -1.0, 0.0, 0.5], [0.0, 2.0, 0.0, 0.0]
-    figures = reward_model_figures(chosen, rejected, [4, -2, 1, -1])
-    assert figures["accuracy"] == 2.5 / 4
+    margins = [a - b for a, b in zip(chosen, rejected, strict=True)]
+    figures = reward_model_figures(margins, [4, -2, 1, -1], ["a", "b", "c", "d"])
+    assert figures["accuracy_low"] < figures["accuracy"] == 2.5 / 4 < figures["accuracy_high"]
     assert figures["margin"] == pytest.approx(0.125)
     assert (figures["accuracy_chosen_longer"], figures["accuracy_chosen_shorter"]) == (0.75, 0.5)
 
@@ -89,9 +90,8 @@ def test_a_reward_model_judged_by_hand():
 def test_a_length_bias_shows():
     rng = random.Random(1)
     length_differences = [rng.randint(-20, 20) for _ in range(500)]
-    figures = reward_model_figures(
-        [0.1 * d + rng.gauss(0, 0.5) for d in length_differences], [0.0] * 500, length_differences
-    )
+    margins = [0.1 * d + rng.gauss(0, 0.5) for d in length_differences]
+    figures = reward_model_figures(margins, length_differences, range(500))
     assert figures["margin_length_correlation"] > 0.8
     assert figures["accuracy_chosen_longer"] > 0.8 > 0.2 > figures["accuracy_chosen_shorter"]
 
