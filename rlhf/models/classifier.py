@@ -86,17 +86,12 @@ class Classifier:
         self.tokenizer.padding_side, self.tokenizer.truncation_side = "right", "left"
         self._leave()
 
-    def encode(self, messages: Sequence[Mapping[str, str]], answer: str) -> tuple[Text, bool]:
-        """Return an answer to messages as the model reads it, and whether it lost its beginning for being too long.
+    def encode(self, messages: Sequence[Mapping[str, str]], answer: str) -> Text:
+        """Return an answer to messages as the model reads it; what is too long loses its beginning.
 
         The tokenizer's chat template writes it; without one the messages and the answer are a pair of texts.
         """
-        text = self._encoded(messages, answer)
-        if len(text["input_ids"]) <= self.longest:
-            return text, False
-        return self._encoded(messages, answer, truncation=True, max_length=self.longest), True
-
-    def _encoded(self, messages: Sequence[Mapping[str, str]], answer: str, **limits: object) -> Text:
+        limits = {"truncation": True, "max_length": self.longest}
         if self.tokenizer.chat_template:
             dialogue = [*messages, {"role": "assistant", "content": answer}]
             return dict(self.tokenizer.apply_chat_template(dialogue, return_dict=True, **limits))

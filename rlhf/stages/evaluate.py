@@ -77,7 +77,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     with telemetry.phase("references"):
         for label, policy in samples.items():
             metrics |= {f"{label}/{key}": value for key, value in overlap.metrics(policy.texts).items()}
-    metrics |= rewards.figures()
     run.logs.samples(0, sample_rows(tokenizer, prompts, samples, expected_answers(corpus)))
     shown = examples(prompts, {name: samples[name] for name in (start, *trained)})
     return Result(metrics, telemetry.costs(), shown)

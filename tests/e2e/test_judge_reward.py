@@ -9,7 +9,8 @@ import pytest
 from rlhf.errors import UserError
 from rlhf.stages.online.judge_reward import EASY, JudgeReward, mark
 from tests.e2e.judges import Reply, Stub, parts, stubs
-from tests.helpers import beside, content_of, grouped, run_stages
+from tests.helpers import beside, grouped, run_stages
+from tests.lines import read_intact_lines
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,8 @@ def test_marks_are_asked_for_once_also_by_a_resumed_run(stub, tmp_path):
     first.begin(tmp_path, "cpu")
     assert first(["p", "p", "q", "q"], ["a b", "a b", "a b c", " "]) == [0.2, 0.2, 0.3, 0.0]
     assert len(about(server)) == 2, "two are the same, and an empty response is not worth a question"
-    assert first.figures() == {"judge_calls": 2, "judge_tokens_in": 200, "judge_tokens_out": 4}
+    lines = read_intact_lines(tmp_path / "judged.jsonl")
+    assert [(line["tokens_in"], line["tokens_out"]) for line in lines] == [(100, 2)] * 2
     other = judge(server.url, most=9)  # another judge, in the same file
     other.begin(tmp_path, "cpu")
     assert other(["p"], ["a b"]) == [pytest.approx(2 / 9)]
@@ -60,7 +62,7 @@ def test_marks_are_asked_for_once_also_by_a_resumed_run(stub, tmp_path):
     again = judge(server.url)
     again.begin(tmp_path, "cpu")
     assert again(["p", "q"], ["a b", "a b c d"]) == [0.2, 0.4]
-    assert len(about(server)) == 4 and again.figures()["judge_calls"] == 3
+    assert len(about(server)) == 4 == len(read_intact_lines(tmp_path / "judged.jsonl"))
     third = judge(server.url)
     third.begin(tmp_path, "cpu")
     assert third(["q"], ["a b c d"]) == [0.4] and len(about(server)) == 4
@@ -102,8 +104,5 @@ def test_grpo_learns_from_a_judge_and_its_questions_are_counted(stub, trained, t
     group = {"reward_funcs": [name], "normalize_scores": False, "steps": 2, "save_steps": 2, "eval_steps": 2}
     out = beside(trained, tmp_path, "pretrain", "sft")
     summary = run_stages(grouped("grpo", group), out, "grpo")
-    calls = summary["metrics"]["judge_calls"]
-    assert calls == len(about(server)) > 8 and summary["metrics"]["judge_tokens_in"] == 100 * calls
-    lines = (out / "cpu-tiny/v1/grpo/judged.jsonl").read_text().splitlines()
-    assert len(lines) == calls
-    assert content_of(out / "cpu-tiny/v1/grpo/summary.json")["metrics"]["reward_judge"] > 0
+    assert len(read_intact_lines(out / "cpu-tiny/v1/grpo/judged.jsonl")) == len(about(server)) > 8
+    assert summary["metrics"]["reward_judge"] > 0

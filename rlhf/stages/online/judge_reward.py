@@ -88,12 +88,6 @@ class JudgeReward:
         marks = [self._judged[d].mark if d in self._judged else None for d in digests]
         return [mark if says_something(answer) else 0.0 for mark, answer in zip(marks, completions, strict=True)]
 
-    def figures(self) -> dict[str, float]:
-        """Return the number of questions in this run, and the tokens that they took."""
-        lines = self._judged.values()
-        tokens_in, tokens_out = sum(line.tokens_in for line in lines), sum(line.tokens_out for line in lines)
-        return {"judge_calls": len(lines), "judge_tokens_in": tokens_in, "judge_tokens_out": tokens_out}
-
     def _asked(self, digest: str, prompt: str, answer: str) -> JudgedLine:
         """Ask about an answer. Raises what `Endpoint.reply` raises where it is never answered."""
         assert self._endpoint is not None

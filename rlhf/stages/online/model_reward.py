@@ -39,7 +39,6 @@ class ModelReward:
         self.name, self.revision, self.quantization, self.label = name, revision, quantization, label
         self.mean, self.sd, self.batch_size = mean, sd, batch_size
         self._classifier: Classifier | None = None
-        self._cut = 0
 
     def begin(self, folder: Path | None, device: str) -> None:
         """Load the checkpoint, once, to score on a device. Raises UserError where it cannot be used."""
@@ -57,10 +56,5 @@ class ModelReward:
         self.begin(None, "cpu")
         assert self._classifier is not None
         texts = [self._classifier.encode(*dialogue) for dialogue in zip(messages, completions, strict=True)]
-        self._cut += sum(was_cut for _, was_cut in texts)
-        rows = self._classifier.scores([text for text, _ in texts], self.batch_size)
+        rows = self._classifier.scores(texts, self.batch_size)
         return [(row[self.label] - self.mean) / self.sd for row in rows]
-
-    def figures(self) -> dict[str, float]:
-        """Return how many answers lost their beginning for being too long."""
-        return {"reward_model_cut": self._cut} if self._cut else {}

@@ -1,7 +1,6 @@
 """The reward functions that sections of a recipe name, called on sampled responses."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -101,10 +100,3 @@ class RewardSum:
             "completion_ids": ids,
             "answer": [self.right_answers.get(prompt) for prompt in prompts],
         }
-
-    def figures(self) -> dict[str, float]:
-        """Return the sums of what the functions counted, by name."""
-        totals: Counter[str] = Counter()
-        for function in self.functions.values():
-            totals.update(function.figures())
-        return dict(totals)

@@ -5,7 +5,7 @@
 
 A function is called with lists, by keyword: those of STANDARD and of the rows' columns that it names, with `**` all of
 STANDARD. It returns one finite number for each completion, None for no verdict. It may be `async`. A judge and a reward
-model of others also have `begin(folder, device)`, called once, and `figures()` for the summary.
+model of others also have `begin(folder, device)`, called once.
 """
 
 import ast
@@ -69,9 +69,8 @@ class RewardFunction:
 
     columns: those of the rows that it takes, and whether it needs them. needs_answer: whether it compares responses
     with right answers. is_named: whether it is one of REWARDS, which raise for an answer that no response can match.
-    begin(folder, device): make it ready for a run, which has a folder for files, and a device. figures(): what it
-    counted in this run, for the summary; empty for most. weight: in a sum of rewards. timeout: the seconds of a call,
-    past which the process ends in a line.
+    begin(folder, device): make it ready for a run, which has a folder for files, and a device. weight: in a sum of
+    rewards. timeout: the seconds of a call, past which the process ends in a line.
     """
 
     weight = 1.0
@@ -80,7 +79,6 @@ class RewardFunction:
     def __init__(self, name: str, function: Callable[..., Any]):
         self.name, self.function, self.is_named = name, function, ":" not in name
         self.begin: Callable[[Path | None, str], None] = getattr(function, "begin", lambda folder, device: None)
-        self.figures: Callable[[], dict[str, float]] = getattr(function, "figures", dict)
         parameters = inspect.signature(function).parameters.values()
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         needed = {p.name: p.default is p.empty for p in named}

@@ -227,7 +227,7 @@ class Session:
             after = self.evaluate("policy")
         metrics = gains_over_start(before, after, start) | {"best_step": math.nan if best is None else best}
         shown = examples(self.test, {start: before, run.stage: after})
-        return Result(metrics | self.rewards.figures(), self.telemetry.costs(), shown)
+        return Result(metrics, self.telemetry.costs(), shown)
 
     def _choose_policy(self, state: TrainState[Any]) -> int | None:
         """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""
