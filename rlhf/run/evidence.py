@@ -149,7 +149,9 @@ def gains_over_start(summaries: Mapping[str, Summary]) -> list[Gain]:
     for stage in POLICIES:
         own = summaries[stage].metrics if stage in summaries else {}
         gain = _gain(stage, evaluated, f"{stage}/", origin, "{origin}/{name}") or gain_of_stage(stage, own)
-        gains += [gain] if gain else []
+        if gain is not None:
+            among = own.get(CHOSEN_AMONG)
+            gains.append(gain._replace(chosen_among=None if among is None else int(among)))
     return gains
 
 
@@ -166,7 +168,7 @@ def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, 
     """Return the gain from metrics whose keys have a `prefix`. `start_key` is the form of the keys of the start."""
     own = {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
     functions = [key.removesuffix("_gain") for key in own if key.startswith(OF_FUNCTION) and key.endswith("_gain")]
-    prompts, among = own.get(HELDOUT_PROMPTS), own.get(CHOSEN_AMONG)
+    prompts = own.get(HELDOUT_PROMPTS)
     for name in judgements(functions):
         key = f"{name}_gain" if name in functions else f"{name}_gain_sd"
         start, end, value = metrics.get(start_key.format(origin=origin, name=name)), own.get(name), own.get(key)
@@ -186,6 +188,5 @@ def _gain(stage: StageName, metrics: Metrics, prefix: str, origin: PolicyStart, 
             None if prompts is None else int(prompts),
             name,
             (of_start or 0.0, own.get(f"{name}{NO_VERDICT}") or 0.0),
-            None if among is None else int(among),
         )
     return None

@@ -22,7 +22,7 @@ from rlhf.run import card
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import CHOSEN_AMONG
-from rlhf.run.finished import read_summary, verified
+from rlhf.run.finished import verified
 from rlhf.run.layout import SUMMARY
 from rlhf.run.records import Summary
 from rlhf.stages.online import rewards
@@ -181,16 +181,9 @@ def _chosen_among(run: StageRun) -> dict[str, float]:
     """Return the metric that says that the rows of the figures chose the result, where they did, among how many.
 
     Without `data.validation_fraction` the held-out rows that `adapter: best` compares checkpoints on are those of the
-    figures: the largest of several noisy numbers is too large. Those of an evaluation are of the same rows.
+    figures: the largest of several noisy numbers is too large.
     """
     recipe = run.loaded.recipe
-    if run.stage == EVALUATE:
-        policies = {label: read_summary(run.folder(label)) for label in run.trained_policies()}
-        return {
-            f"{label}/{CHOSEN_AMONG}": among
-            for label, summary in policies.items()
-            if summary and (among := summary.metrics.get(CHOSEN_AMONG))
-        }
     options = recipe.section(run.stage)
     if not isinstance(options, Dialogues | OnlineBase) or options.adapter != "best":
         return {}

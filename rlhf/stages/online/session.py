@@ -16,7 +16,7 @@ from rlhf.evaluation.policies import PolicySamples, gains_over_start, measure
 from rlhf.evaluation.reward_model import add_reward_models
 from rlhf.evaluation.samples import examples, expected_answers, sample_rows
 from rlhf.files import remove
-from rlhf.models.adapters import lora_config, save_adapter
+from rlhf.models.adapters import adapter_weights, lora_config, save_adapter, set_adapter_state
 from rlhf.models.loading import base_name, load_base
 from rlhf.models.roles import AdapterStart
 from rlhf.models.shared_base import SharedBase
@@ -241,7 +241,7 @@ class Session:
             say(f"{run.stage}: no checkpoint has a finite score{within}; the result is the last")
         elif best != state.step:
             require_usable(run.checkpoints.of(best), run.stage)
-            state.take("policy", read_state(run.checkpoints.of(best)))
+            set_adapter_state(self.shared.peft, adapter_weights(run.checkpoints.of(best) / ADAPTER), "policy")
             self._policy_samples = None
         return best
 

@@ -170,18 +170,14 @@ class TrainState(Generic[BatchT]):
 
     def restore(self, saved: SavedState) -> None:
         """Continue from a state that `save` wrote."""
-        for role in self.by_role:
-            self.take(role, saved)
+        with torch.no_grad():
+            for role, parameters in self.by_role.items():
+                for parameter, value in zip(parameters, saved[role], strict=True):
+                    parameter.copy_(value)
         self.optimizer.load_state_dict(saved["optimizer"])
         self.schedule.load_state_dict(saved["schedule"])
         self.step, self.kl_coef = saved["step"], saved["kl_coef"]
         set_random_state(saved["random"])
-
-    @torch.no_grad()
-    def take(self, role: TrainedRole, saved: SavedState) -> None:
-        """Load the parameters of a role from a state that `save` wrote."""
-        for parameter, value in zip(self.by_role[role], saved[role], strict=True):
-            parameter.copy_(value)
 
 
 def read_state(folder: Path) -> SavedState:
