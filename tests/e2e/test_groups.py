@@ -18,7 +18,7 @@ from tests.lines import read_intact_lines
 
 ROOT = Path("cpu-tiny/v1")
 PARENTS = ("pretrain", "sft", "rm")
-SAME = ("adapter/adapter_model.safetensors", "metrics.jsonl", "samples.jsonl", "checkpoints/best.json")
+SAME = ("adapter/adapter_model.safetensors", "metrics.jsonl", "samples.jsonl")
 RULES = {"normalize_scores": False, "missing_eos_penalty": None}
 
 

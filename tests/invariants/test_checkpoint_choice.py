@@ -66,7 +66,6 @@ def test_evaluation_changes_nothing_that_is_trained(done):
     training, evaluation = rows_of(with_evaluation)
     assert training == read_intact_lines(plain / "metrics.jsonl")
     assert [row["step"] for row in evaluation] == [2, 4, 6, 8]
-    assert not (plain / "checkpoints/best.json").exists()
 
 
 def test_what_is_logged_at_the_last_step_is_what_the_stage_reports(done):
@@ -87,10 +86,8 @@ def test_what_is_logged_at_the_last_step_is_what_the_stage_reports(done):
 def test_the_best_checkpoint_has_the_lowest_loss(done):
     _, _, folder = done
     losses = {row["step"]: row["eval/loss"] for row in rows_of(folder)[1]}
-    found = content_of(folder / "checkpoints/best.json")
-    assert found["checkpoints"] == [{"step": step, "loss": losses[step]} for step in (4, 8)]
-    assert found["best_step"] == min((4, 8), key=lambda step: losses[step])
-    assert content_of(folder / "summary.json")["metrics"]["best_step"] == found["best_step"]
+    best = content_of(folder / "summary.json")["metrics"]["best_step"]
+    assert best == min((4, 8), key=lambda step: losses[step])
 
 
 def test_the_result_is_the_best_checkpoint_where_the_recipe_says_so(done, trained, tmp_path, monkeypatch):
@@ -115,7 +112,7 @@ def test_after_a_crash_the_evaluation_goes_on_with_the_same_bytes(done, trained,
         run_stages(evaluated(stage), out, stage)
     monkeypatch.undo()
     run_stages(evaluated(stage), out, stage, resume=True)
-    for name in (ADAPTER, "metrics.jsonl", "checkpoints/best.json"):
+    for name in (ADAPTER, "metrics.jsonl"):
         assert (out / ROOT / stage / name).read_bytes() == (folder / name).read_bytes(), name
 
 
@@ -192,6 +189,6 @@ def test_ppo_chooses_by_validation_prompts_and_reports_test_prompts(split_chain,
 )
 def test_the_best_checkpoint_has_the_highest_score_within_the_kl_limit(limit, rows, best):
     evaluations: dict[int, dict[str, float | None]] = {
-        step: {"score": score, "kl_per_token": kl} for step, (score, kl) in rows.items()
+        step: {"eval/score": score, "eval/kl_per_token": kl} for step, (score, kl) in rows.items()
     }
     assert best_step(evaluations, limit) == best

@@ -1,30 +1,22 @@
 """Choose the best checkpoint of a stage that learns from its own samples, and delete those that are not kept."""
 
-from rlhf.files import JsonObject, write_json
+from collections.abc import Mapping
+
 from rlhf.recipe.schema_online import OnlineOptions
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import METRICS
 from rlhf.run.reader import read_lines
 from rlhf.run.records import MetricsLine
 
-SCORE, KL = "score", "kl_per_token"
-Evaluations = dict[int, dict[str, float | None]]  # held-out metrics by step; None for a number that is not finite
+Evaluations = Mapping[int, Mapping[str, float | None]]  # logged metrics by step; None for a number that is not finite
 
 
 def update_checkpoints(run: StageRun, options: OnlineOptions) -> int | None:
-    """Delete the checkpoints that `keep_checkpoints` does not keep, and write checkpoints/best.json.
-
-    Returns the step of the best checkpoint, None without one.
-    """
-    rows = {row.step: row.values for row in read_lines(run.path / METRICS, MetricsLine)}
-    steps = [step for step in run.checkpoints.steps() if step in rows]  # logged: a multiple of `logging_steps`
-    evaluations = {step: {name: rows[step].get(f"eval/{name}") for name in (SCORE, KL)} for step in steps}
-    best = best_step(evaluations, options.best_kl_limit)
+    """Delete the checkpoints that `keep_checkpoints` does not keep. Return the step of the best one, None without."""
+    logged = {row.step: row.values for row in read_lines(run.path / METRICS, MetricsLine)}
+    best = best_step({step: logged[step] for step in run.checkpoints.steps() if step in logged}, options.best_kl_limit)
     if options.keep_checkpoints != "all":
         run.checkpoints.keep_newest(keep=options.keep_checkpoints, spare=best)
-    kept = [{"step": step} | evaluations[step] for step in run.checkpoints.steps() if step in evaluations]
-    chosen: JsonObject = {"kl_limit": options.best_kl_limit, "best_step": best, "checkpoints": kept}
-    write_json(run.path / "checkpoints" / "best.json", chosen)
     return best
 
 
@@ -33,10 +25,9 @@ def best_step(evaluations: Evaluations, kl_limit: float | None) -> int | None:
 
     `kl_limit` is in nats per token. Returns None if no step has a finite score within it.
     """
-
-    def within(kl: float | None) -> bool:
-        return kl_limit is None or (kl is not None and kl <= kl_limit)
-
-    scores = {step: row[SCORE] for step, row in evaluations.items() if within(row[KL])}
-    finite = {step: score for step, score in scores.items() if score is not None}
-    return max(finite, key=lambda step: (finite[step], -step), default=None)
+    scores: dict[int, float] = {}
+    for step, row in evaluations.items():
+        score, kl = row.get("eval/score"), row.get("eval/kl_per_token")
+        if score is not None and (kl_limit is None or (kl is not None and kl <= kl_limit)):
+            scores[step] = score
+    return max(scores, key=lambda step: (scores[step], -step), default=None)

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from peft import PeftModel
 from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 
-from rlhf.files import write_json
 from rlhf.models.adapters import adapter_weights, save_adapter, set_adapter_state
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
@@ -170,17 +169,14 @@ class _RunCallback(TrainerCallback):
 
 
 def choose_checkpoint(run: StageRun) -> int | None:
-    """Name the checkpoint with the lowest validation loss in checkpoints/best.json; the earliest of equal ones.
+    """Return the step of the checkpoint with the lowest validation loss, the earliest of equal ones.
 
-    Returns its step, None where no checkpoint has a finite loss.
+    None where no checkpoint has a finite loss.
     """
     rows = reader.read_lines(run.path / METRICS, records.MetricsLine)
     logged = {row.step: row.values["eval/loss"] for row in rows if "eval/loss" in row.values}
     losses = {step: logged[step] for step in run.checkpoints.steps() if step in logged}
-    checkpoints = [{"step": step, "loss": loss} for step, loss in losses.items()]
-    best = min(((loss, step) for step, loss in losses.items() if loss is not None), default=(None, None))[1]
-    write_json(run.path / "checkpoints" / "best.json", {"best_step": best, "checkpoints": checkpoints})
-    return best
+    return min(((loss, step) for step, loss in losses.items() if loss is not None), default=(None, None))[1]
 
 
 def _take(folder: Path, trainer: RunTrainer, run: StageRun) -> None:
