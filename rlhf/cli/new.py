@@ -26,8 +26,7 @@ OWN = "my-recipes"  # a folder here, which git ignores: what is in recipes/ belo
 @click.option(
     "--model",
     metavar="NAME|DIR|FILE.gguf",
-    help="Model on the hub, folder of a checkpoint, GGUF file, or Python package that holds one. "
-    f"[default: with --card cpu {SMALL}]",
+    help=f"Model on the hub, folder of a checkpoint, or GGUF file. [default: with --card cpu {SMALL}]",
 )
 @click.option(
     "--card",

