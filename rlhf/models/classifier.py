@@ -56,8 +56,7 @@ def _scores_of_last_tokens(
 class Classifier:
     """A sequence-classification checkpoint with its tokenizer, from a folder or the hub at a pinned revision.
 
-    Its weights lie in the host's memory and visit `device` to score. Raises UserError for a checkpoint that cannot be
-    loaded, has no classification head, or holds NaN.
+    Raises UserError for a checkpoint that cannot be loaded, has no classification head, or holds NaN.
     """
 
     def __init__(self, name: str, revision: str | None, device: str, packed: bool = False):
@@ -72,7 +71,7 @@ class Classifier:
                 name,
                 revision=revision,
                 placed=False,
-                device_map={"": self.device if packed else "cpu"},
+                device_map={"": self.device},
                 quantization_config=nf4_config(torch.bfloat16) if packed else None,
             )
         self.model: Any = model.eval()
@@ -84,7 +83,6 @@ class Classifier:
         context = getattr(config, "max_position_embeddings", None) or UNBOUNDED
         self.longest: int = min(context, self.tokenizer.model_max_length, UNBOUNDED)
         self.tokenizer.padding_side, self.tokenizer.truncation_side = "right", "left"
-        self._leave()
 
     def encode(self, messages: Sequence[Mapping[str, str]], answer: str) -> Text:
         """Return an answer to messages as the model reads it; what is too long loses its beginning.
@@ -104,7 +102,6 @@ class Classifier:
 
         Texts of similar length are scored together; one at a time if the model's config names no padding token.
         """
-        self.model.to(self.device)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]["input_ids"]))
         rows: list[list[float]] = [[]] * len(texts)
         size = batch_size if self.pads else 1
@@ -114,11 +111,4 @@ class Classifier:
             logits = self.model(**padded.to(self.device)).logits.float().cpu()
             for i, row in zip(batch, logits.tolist(), strict=True):
                 rows[i] = row
-        self._leave()
         return rows
-
-    def _leave(self) -> None:
-        """Free the card for the stage."""
-        if self.device.type == "cuda":
-            self.model.to("cpu")
-            torch.cuda.empty_cache()

@@ -1,8 +1,8 @@
 """Memory of reward models of others, `reward_model(...)`, which score beside a stage.
 
-They take turns on a card, each with its weights and the activations of a batch; the stage keeps what it has reserved
-there. On a CPU all of them lie in memory. Weights are counted from the headers of their files. Activations are
-estimated from the widths that config.json names.
+All of them lie on the device, and one after the other has the activations of a batch; the stage keeps what it has
+reserved there. Weights are counted from the headers of their files. Activations are estimated from the widths that
+config.json names.
 """
 
 import json
@@ -39,11 +39,7 @@ def beside(recipe: Recipe, stage: StageName) -> Beside:
     sizes = [(model.name, known_size(recipe, model)) for model in _models(recipe, stage)]
     known = [size for _, size in sizes if size is not None]
     unknown = [name for name, size in sizes if size is None]
-    if not known:
-        return Beside(0, unknown)
-    if recipe.hardware.device == "cuda":
-        return Beside(max(map(sum, known)), unknown)
-    return Beside(sum(weights for weights, _ in known) + max(work for _, work in known), unknown)
+    return Beside(sum(weights for weights, _ in known) + max((work for _, work in known), default=0), unknown)
 
 
 def _models(recipe: Recipe, stage: StageName) -> list[ModelReward]:

@@ -1,7 +1,6 @@
 """The reward `reward_model`: any sequence-classification checkpoint, with a tokenizer of its own.
 
-It reads messages and answers as text, so that its family and vocabulary may be others than the policy's. It stays in
-the memory of the host while it does not score.
+It reads messages and answers as text, so that its family and vocabulary may be others than the policy's.
 """
 
 import os
