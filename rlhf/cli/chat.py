@@ -8,7 +8,6 @@ import click
 
 from rlhf.cli.choice import RUN, TEMPERATURE, Choice, chooses_recipe
 from rlhf.data.rows import Message
-from rlhf.errors import OptionError
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe.stages import EVALUATE
 from rlhf.rollout import speaker as chatting
@@ -30,16 +29,12 @@ def chat(choice: Choice, temperature: float | None) -> None:
     longer answers.
     """
     loaded = choice.load(on_device=True)
-    named = chatting.stage_of(choice.run)
-    if choice.run and choice.run.stage and not named:
-        raise OptionError(f"{choice.run}: {choice.run.stage} makes no answers; name another stage's folder")
-    stage = named or chatting.first_policy(loaded.recipe)
+    stage = chatting.stage_of(choice.run, loaded.recipe)
     options = loaded.recipe.evaluate
     run = StageRun(choice.root, loaded, EVALUATE)  # sampling is that of evaluation
-    folder = chatting.trained_stage(run, stage)
     with quiet_libraries():
         with working(f"loading {stage}"):
-            speaker = chatting.Speaker(run, stage, folder)
+            speaker = chatting.Speaker(run, stage)
         if temperature is None:
             temperature = options.temperature
         if sys.stdin.isatty():

@@ -1,52 +1,40 @@
 """A trained model that continues a conversation; an answer appears while it is sampled."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rlhf.data.rows import Message
+from rlhf.errors import OptionError
 from rlhf.process import cuda
-from rlhf.recipe import Recipe
-from rlhf.recipe.stages import LABELS, MERGE, PRETRAIN, SFT, PolicyName
+from rlhf.recipe import Recipe, StageName
+from rlhf.recipe.stages import MERGE, POLICIES, PRETRAIN, SFT
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, MODEL
 from rlhf.run.named import NamedRun
 from rlhf.terminal import harmless, say
 
-ChatStage = Literal["base", "sft", PolicyName, "merge"]
-CHAT_STAGES: tuple[ChatStage, ...] = (*LABELS, MERGE)
 
+def stage_of(run: NamedRun | None, recipe: Recipe) -> StageName:
+    """Return the stage to talk with: the named one, or the first policy that a recipe trains, or SFT without one.
 
-def first_policy(recipe: Recipe) -> ChatStage:
-    """Return the first policy that a recipe trains; SFT's if there is no other."""
-    return next(iter(recipe.policies()), SFT)
-
-
-def stage_of(run: NamedRun | None) -> ChatStage | None:
-    """Return what can be talked with in the folder of a stage that was named; None if there is nothing."""
-    named = "base" if run and run.stage == PRETRAIN else run and run.stage
-    return next((stage for stage in CHAT_STAGES if stage == named), None)
-
-
-def trained_stage(run: StageRun, stage: ChatStage) -> Path | None:
-    """Return the directory of the stage to chat with; None for the base.
-
-    Raises ParentMissing if it is not done, and UserError if it was done with other settings. No library is imported
-    before.
+    `pretrain` is the base. Raises OptionError for a stage that makes no answers.
     """
-    folder = None if stage == "base" else run.require(stage)
-    if run.loaded.recipe.pretrain:
-        run.require(PRETRAIN)
-    return folder
+    stage: StageName = run.stage if run and run.stage else next(iter(recipe.policies()), SFT)
+    if stage not in (PRETRAIN, SFT, *POLICIES, MERGE):
+        raise OptionError(f"{run}: {stage} makes no answers; name another stage's folder")
+    return stage
 
 
 class Speaker:
     """A trained model that continues conversations."""
 
-    def __init__(self, run: StageRun, stage: ChatStage, folder: Path | None):
-        """Load the model of a stage in the directory that `trained_stage` has found."""
+    def __init__(self, run: StageRun, stage: StageName):
+        """Load the model of a stage of the recipe's run. Raises ParentMissing where it is not done."""
         recipe = run.loaded.recipe
-        cuda.set_environment(recipe)
+        folder = run.require(stage)
+        if recipe.pretrain:
+            run.require(PRETRAIN)
+        cuda.set_environment(recipe)  # before any library is imported
         from transformers import GenerationConfig
 
         from rlhf.models.adapters import attach_adapter
@@ -57,12 +45,13 @@ class Speaker:
         self.cut = False  # whether a conversation was cut, and this was said
         device = set_up_torch(recipe)
         self.tokenizer = load_tokenizer(run.base)
-        if folder is not None and stage == MERGE:
-            self.model: Any = load_merged(folder / MODEL, device)
-        else:
+        self.model: Any
+        if stage == MERGE:
+            self.model = load_merged(folder / MODEL, device)
+        elif stage == PRETRAIN:
             self.model = load_base(run.base, device)
-            if folder is not None:
-                self.model = attach_adapter(self.model, folder / ADAPTER)
+        else:
+            self.model = attach_adapter(load_base(run.base, device), folder / ADAPTER)
         self.model.generation_config = GenerationConfig()  # a hub model may bring a penalty, with which none trained
         self.model.eval()
 

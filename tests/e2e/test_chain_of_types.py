@@ -9,7 +9,7 @@ import torch
 from rlhf.data.rows import Message
 from rlhf.models.adapters import attach_adapter
 from rlhf.models.loading import load_base, load_merged
-from rlhf.rollout.speaker import Speaker, trained_stage
+from rlhf.rollout.speaker import Speaker
 from rlhf.run.directory import StageRun
 from tests import models
 from tests.helpers import GROUP, TWO_STEPS, content_of, run_stages, toy_pairs
@@ -47,7 +47,7 @@ def test_every_stage_runs(trained, tmp_path, kind):
     assert {"base", "sft", "ppo", "grpo", "dpo"} <= evaluated
     merged_answers_as_the_adapter(StageRun(out, loaded, "evaluate"), folder)
     run = StageRun(out, loaded, "evaluate")
-    from_adapter, merged = (Speaker(run, stage, trained_stage(run, stage)) for stage in ("ppo", "merge"))
+    from_adapter, merged = (Speaker(run, stage) for stage in ("ppo", "merge"))
     assert from_adapter.answer(QUESTION, 0.0, 8, print) == merged.answer(QUESTION, 0.0, 8, print)
 
 

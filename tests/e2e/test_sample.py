@@ -66,9 +66,9 @@ def test_chat_gives_the_likeliest_answer_of_a_sample(run, monkeypatch, capsys, t
 
 
 def test_without_a_stage_the_first_policy_of_the_recipe_answers():
-    assert chat.first_policy(small().recipe) == "ppo"
-    assert chat.first_policy(small(rm=None, ppo=None, merge__stage="dpo").recipe) == "dpo"
-    assert chat.first_policy(small(rm=None, ppo=None, dpo=None, merge=None).recipe) == "sft"
+    assert chat.stage_of(None, small().recipe) == "ppo"
+    assert chat.stage_of(None, small(rm=None, ppo=None, merge__stage="dpo").recipe) == "dpo"
+    assert chat.stage_of(None, small(rm=None, ppo=None, dpo=None, merge=None).recipe) == "sft"
 
 
 def test_a_conversation_is_remembered_until_it_is_not(capsys):
