@@ -6,7 +6,7 @@ number lies within rounding of the boundary between two tokens: rarely in float3
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from rlhf.models.precision import Model, mixed_precision
 from rlhf.process import distributed
 from rlhf.recipe.model_types import TESTED
 from rlhf.rollout.decoding import Decoding, Done, Sampling
-from rlhf.rollout.generate import generate
+from rlhf.rollout.generate import Generating
 from rlhf.rollout.library_decoding import LibraryDecoding, few_kernels, using_attention
 from rlhf.rollout.trunk_decoding import TrunkDecoding
 
@@ -68,20 +68,13 @@ def sample(
     by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     order = by_length if replicate else distributed.own_rows(by_length)
     at_once = max(1, sampling.batch_size // copies)
-    lean = trunk is not None and trunk.trunk.decodes
-    own = not lean and model.config.model_type not in TESTED  # transformers' `generate` knows every type
-    whole = not replicate or distributed.world() == 1
-    with mixed_precision(model), nullcontext() if own else ready(model, trunk, whole) as new_decoding:
+    with ready(model, trunk, whole=not replicate or distributed.world() == 1) as new_decoding:
         for at in range(0, len(order), at_once):
             indices = order[at : at + at_once]
             rows = [i * copies + copy for i in indices for copy in range(copies)]
             batch = [prompts[i] for i in indices], uniforms[rows], sampling, tokenizer
             told = _part(done, at / len(order), len(indices) / len(order))
-            if new_decoding is None:
-                with phase("decode"):
-                    tokens[rows], logprobs[rows] = generate(model, *batch, told)
-            else:
-                tokens[rows], logprobs[rows] = _decode(phase, partial(new_decoding, *batch), told)
+            tokens[rows], logprobs[rows] = _decode(phase, partial(new_decoding, *batch), told)
     if not replicate:
         distributed.all_sum(tokens, logprobs)
 
@@ -94,7 +87,9 @@ def sample(
 
 
 @contextmanager
-def ready(model: Model, trunk: RoleTrunk | None = None, whole: bool = True) -> Iterator[Callable[..., Decoding]]:
+def ready(
+    model: Model, trunk: RoleTrunk | None = None, whole: bool = True
+) -> Iterator[Callable[..., Decoding | Generating]]:
     """Prepare a model for sampling inside the block, and give what begins to decode a batch of prompts.
 
     `trunk` as in `sample`; `whole`: this process holds all weights.
@@ -103,6 +98,9 @@ def ready(model: Model, trunk: RoleTrunk | None = None, whole: bool = True) -> I
         if trunk is not None and trunk.trunk.decodes:
             stack.enter_context(few_kernels(model))
             yield partial(TrunkDecoding, trunk, model)
+            return
+        if model.config.model_type not in TESTED:  # transformers' `generate` knows every type
+            yield partial(Generating, model)
             return
         stack.enter_context(using_attention(model, "sdpa"))
         if whole:
@@ -121,7 +119,7 @@ def _part(done: Done, before: float, share: float) -> Done:
     return lambda part: done(before + share * part)
 
 
-def _decode(phase: Phase, start: Callable[[], Decoding], done: Done) -> list[Tensor]:
+def _decode(phase: Phase, start: Callable[[], Decoding | Generating], done: Done) -> list[Tensor]:
     """Decode one batch, in a separate function: its cache is freed before the next one is allocated."""
     with phase("prefill"):
         decoding = start()

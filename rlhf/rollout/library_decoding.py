@@ -13,11 +13,10 @@ from transformers.cache_utils import CacheLayerMixin
 from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models import decoding_layers
 from rlhf.models.precision import Model, dtype_of
-from rlhf.models.traits import ropes, sliding_window
+from rlhf.models.traits import sliding_window
 from rlhf.rollout.decoding import Decoding, Sampling, repeated
 
 FEW_KERNELS_BY_DEVICE = {"cpu": False, "cuda": True}  # same mathematics in fewer kernels, whose rounding may differ
-GRAPH_SAFE_ROPE = ("default", "linear", "llama3", "yarn")  # the others read positions from Python
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,6 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
         self.prefill_uses_bias = model.config._attn_implementation == "eager"
         self.step_uses_bias = self.prefill_uses_bias or FEW_KERNELS_BY_DEVICE[device.type]
-        safe_ropes = all(rope.get("rope_type", "default") in GRAPH_SAFE_ROPE for rope in ropes(model.config))
-        self.captures = self.captures and safe_ropes
         self.layers = [CacheLayer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
         self.cache = Cache(layers=[*self.layers])
         lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
@@ -144,11 +141,6 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
     def alike(self, step: int) -> int:
         """As `Decoding.alike`: up to the end of the window."""
         return min(super().alike(step), self.layers[0].window - self.width - step)
-
-    def read_bytes(self, step: int) -> float:
-        """As `Decoding.read_bytes`."""
-        slot = sum(x[0, :, 0].nbytes for layer in self.layers for x in (layer.keys, layer.values))
-        return float(slot * self.layers[0].window)
 
     def drop_ended(self) -> None:
         """As `Decoding.drop_ended`: all of them."""

@@ -26,7 +26,6 @@ class TrunkDecoding(Decoding):
     ):
         super().__init__(model, uniforms, sampling, tokenizer)
         self.trunk, self.role = trunk
-        self.mean_prompt = sum(map(len, prompts)) / len(prompts)
         copies = len(uniforms) // len(prompts)
         ids = pad_right(prompts, self.pad_id).to(uniforms.device)
         states, prefilled = self.trunk.prefill(self.role, ids, [*map(len, prompts)], copies, self.room)
@@ -36,10 +35,6 @@ class TrunkDecoding(Decoding):
     def states(self, newest: Tensor) -> Tensor:
         """As `Decoding.states`."""
         return self.trunk.decode(self.role, newest, self.layout)
-
-    def read_bytes(self, step: int) -> float:
-        """As `Decoding.read_bytes`."""
-        return self.layout.token_bytes * (self.mean_prompt + step)
 
     def drop_ended(self) -> None:
         """As `Decoding.drop_ended`: exactly half of the rows, so that there are few shapes (`round_to_few_sizes`)."""

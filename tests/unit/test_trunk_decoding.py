@@ -83,7 +83,7 @@ def test_tokens_are_those_of_the_library(kind, way, copies, role, monkeypatch):
     if way != "cpu":
         kernels.decode_as_a_card(monkeypatch)
         tapes = capture_on_cpu(monkeypatch)
-        monkeypatch.setattr(decoding, "CAPTURE_BYTES", 0)
+        monkeypatch.setattr(decoding, "WORTH_DROPPING", 0)
     trunk = LeanTrunk(peft.get_base_model(), joins=way == "card")
     actual = sampled(peft, trunk, role, copies=copies, eos_id=often)
     assert kept, "no row was dropped, so that this does not test it"

@@ -199,11 +199,6 @@ class DecodingLayout(Layout):
         """Return all keys and values."""
         return [x for pair in (*self.prompt_cache, *self.response_cache) for x in pair]
 
-    @property
-    def token_bytes(self) -> int:
-        """Return the bytes of a token's keys and values."""
-        return sum(x[0, ..., 0].nbytes for pair in self.response_cache for x in pair)
-
     def store(self, number: int, heads: Tensor, first: int) -> None:
         """As `Layout.store`."""
         keys, values = self.response_cache[number]

@@ -184,11 +184,6 @@ class GrowingRows(Layout):
         self.numbers, self.first = rows.int(), (rows * self.slots).int()  # (B + 1,), of rows, and of their first slots
         self.newest = self.first[:-1].long() + lengths - 1  # slots, of all rows
 
-    @property
-    def token_bytes(self) -> int:
-        """Return the bytes of a token's keys and values."""
-        return sum(x[0].nbytes for x in self.cached)
-
     def next_token(self) -> None:
         """Begin the next token of each row."""
         cos, sin = self.tables.index_select(0, self.lengths)[:, None].chunk(2, -1)
