@@ -1,6 +1,5 @@
 """Tiny models of every type that is tested: their architectures, and checkpoints with a tokenizer beside them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +196,8 @@ def checkpoint(folder: Path, kind: str, **changes: Any) -> str:
 
 def described(folder: str) -> dict[str, Any] | None:
     """Return the section `model.architecture` of a checkpoint; None where a recipe has none."""
-    config = json.loads((Path(folder) / "config.json").read_text())
-    return architecture_of(config) if config["model_type"] in KINDS else None
+    config = AutoConfig.from_pretrained(folder)
+    return architecture_of(config) if config.model_type in KINDS else None
 
 
 def recipe_for(folder: str, trained: Path, **changes: Any) -> PinnedRecipe:

@@ -1,6 +1,5 @@
 """Architectures: `model.architecture` of a recipe as a configuration of transformers, and the other way round."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -67,37 +66,20 @@ def parameter_count(config: PreTrainedConfig) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def text_config(config: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return the configuration of the language model of a config.json. Raises UserError where it cannot be read."""
-    if config.get("model_type") not in CONFIG_MAPPING:
-        raise UserError(f"config.json: transformers knows no model_type {config.get('model_type')}")
-    content = {key: value for key, value in config.items() if key != "quantization_config"}
-    try:
-        text: PreTrainedConfig = AutoConfig.for_model(**content).get_text_config(decoder=True)
-    except Exception as error:
-        raise UserError(f"config.json: {message_of(error)}") from error
-    return text
-
-
-def architecture_of(config: Mapping[str, Any]) -> JsonObject:
-    """Return the section `model.architecture` for the content of a config.json.
+def architecture_of(config: PreTrainedConfig) -> JsonObject:
+    """Return the section `model.architecture` for the configuration of a type in rlhf/recipe/model_types.py.
 
     It has the keys that every architecture needs, and those others whose value is not the default of transformers'
-    class for the type. Raises UserError for a configuration that cannot be read or is not supported.
+    class for the type.
     """
-    actual = text_config(config)
-    kind = actual.model_type
-    required = {key: getattr(actual, key, None) for key in Architecture.required_keys() if key != "model_type"}
-    required["num_key_value_heads"] = required["num_key_value_heads"] or required["num_attention_heads"]
-    known = _keys_of(kind)
-    missing = sorted(key for key, value in required.items() if value is None or key not in known)
-    if missing:
-        raise UserError(f"config.json: model.architecture cannot describe a {kind} model, which has no {missing[0]}")
+    kind = config.model_type
+    required = {key: getattr(config, key) for key in Architecture.required_keys() if key != "model_type"}
     plain = AutoConfig.for_model(kind, **required).to_dict()
+    known = _keys_of(kind) - IRRELEVANT - required.keys()
     others = {
         key: value
-        for key, value in actual.to_dict().items()
-        if key not in IRRELEVANT | required.keys() and key in known and value != plain.get(key) and not _is_noise(key)
+        for key, value in config.to_dict().items()
+        if key in known and value != plain.get(key) and not _is_noise(key)
     }
     return {"model_type": kind, **required, **others}
 
@@ -109,8 +91,6 @@ def shape_differences(architecture: Architecture, config: PreTrainedConfig) -> d
     if config.model_type != expected.model_type:
         return {"model_type": config.model_type}
     actual = {key: getattr(config, key, None) for key in sorted(keys)}
-    if actual.get("num_key_value_heads", 0) is None:  # as many as there are heads of queries
-        actual["num_key_value_heads"] = config.num_attention_heads
     return {key: value for key, value in actual.items() if value != getattr(expected, key, None)}
 
 

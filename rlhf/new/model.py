@@ -121,16 +121,16 @@ def describe(model: ModelFiles) -> ModelFacts:
     if config is None:
         raise UserError(f"{model.name}/{CONFIG} cannot be read")
     checkpoints.check_full(config, model.name)
-    try:
-        if config.get("model_type") in TESTED:
-            section = architecture.architecture_of(config)
-        else:  # transformers runs it in its own way: nothing is predicted from its shape
-            with reading(model.folder):
-                text = AutoConfig.from_pretrained(model.folder).get_text_config(decoder=True)
-            architecture.parameter_count(text)  # raises where it is no causal language model
-            section = text.to_dict()
-    except UserError as error:
-        raise UserError(f"{model.name}: {error}") from None
+    with reading(model.folder):
+        text = AutoConfig.from_pretrained(model.folder).get_text_config(decoder=True)
+    if text.model_type in TESTED:
+        section = architecture.architecture_of(text)
+    else:  # transformers runs it in its own way: nothing is predicted from its shape
+        try:
+            architecture.parameter_count(text)
+        except UserError as error:  # no causal language model
+            raise UserError(f"{model.name}: {error}") from None
+        section = text.to_dict()
     # Settings alone (tokenizer_config.json) are no tokenizer: transformers would ask for packages that convert one.
     if not any(file.exists() for pattern in VOCABULARIES for file in model.folder.glob(pattern)):
         raise UserError(f"no tokenizer in {model.name}: it has no tokenizer.json; copy the tokenizer's files there")

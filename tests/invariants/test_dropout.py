@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,8 +76,8 @@ def lean(run: StageRun) -> tuple[Any, Callable[[], Tensor]]:
 def pretrain(run: StageRun) -> tuple[Any, Callable[[], Tensor]]:
     """The model that is drawn for a recipe that asks for dropout itself, like the checkpoint."""
     tokenizer = load_tokenizer(run.base)
-    config = json.loads(Path(base_name(run.base), "config.json").read_text())
-    noise = {key: value for key, value in config.items() if value == 0.3}
+    config = AutoConfig.from_pretrained(base_name(run.base))
+    noise = {key: value for key, value in config.to_dict().items() if value == 0.3}
     assert noise and not noise.keys() & architecture_of(config).keys()
     model = new_base(Architecture.model_validate(architecture_of(config) | noise), tokenizer, "float32")
     return model, lambda: logits_of(model)
