@@ -228,23 +228,21 @@ def gains_over_start(before: PolicySamples, after: PolicySamples, start: PolicyS
     """
     metrics = after.metrics() | {f"response_length_{start}": before.metrics()["response_length"]}
     estimates = _means(after)
-    for name, old in before.functions().items():
-        new = after.judged[name]
-        both = _judged(old, new)
-        metrics[f"{name}_{start}"] = _mean_verdict(old)
-        metrics[f"{name}_gain"] = _mean_verdict(new[both]) - _mean_verdict(old[both])
-        prompts, (of_start, of_policy) = _with_verdict(after, old, new)
-        estimates[f"{name}_gain"] = paired_difference(of_start, of_policy, prompts)
-    for name, old, new in _judgements(before, after):
-        metrics[f"{name}_{start}"] = _mean_verdict(old)
-        metrics[f"{name}_gain_sd"] = gain(old, new)
-        prompts, (of_start, of_policy) = _with_verdict(after, old, new)
-        estimates[f"{name}_gain_sd"] = gain_in_sd(of_start, of_policy, prompts)
+    for name in (*before.functions(), *_judges(before, after)):
+        prompts, (old, new) = _with_verdict(after, before.judged[name], after.judged[name])
+        metrics[f"{name}_{start}"] = _mean_verdict(before.judged[name])
+        if name.startswith(OF_FUNCTION):
+            metrics[f"{name}_gain"] = new.mean().item() - old.mean().item()
+            estimates[f"{name}_gain"] = paired_difference(old.tolist(), new.tolist(), prompts)
+        else:
+            metrics[f"{name}_gain_sd"] = gain(old, new)
+            estimates[f"{name}_gain_sd"] = gain_in_sd(old.tolist(), new.tolist(), prompts)
     metrics |= {f"{name}_{start}": share for name, share in before.no_verdict().items()}
     if (differences := _score_gains(before, after)) is not None:
         metrics |= win_rate(differences, start, after.samples_per_prompt)
         prompts, (known,) = _with_verdict(after, differences)
-        estimates[f"win_rate_vs_{start}"] = clustered_share(outcomes(known), prompts) if known else None
+        won = outcomes(known.tolist())
+        estimates[f"win_rate_vs_{start}"] = clustered_share(won, prompts) if won else None
     return metrics | _ends(estimates) | {HELDOUT_PROMPTS: after.prompts}
 
 
@@ -257,7 +255,8 @@ def _means(policy: PolicySamples) -> dict[str, Estimate | None]:
     """Return the mean of each reward function with its interval."""
     estimates: dict[str, Estimate | None] = {}
     for name, numbers in policy.functions().items():
-        prompts, (rewards,) = _with_verdict(policy, numbers)
+        prompts, (known,) = _with_verdict(policy, numbers)
+        rewards: list[float] = known.tolist()
         if rewards and set(rewards) <= {0.0, 1.0}:  # a share of right answers
             estimates[name] = clustered_share(rewards, prompts)
         elif rewards:
@@ -265,10 +264,9 @@ def _means(policy: PolicySamples) -> dict[str, Estimate | None]:
     return estimates
 
 
-def _judgements(before: PolicySamples, after: PolicySamples) -> list[tuple[str, Tensor, Tensor]]:
-    """Return what both sides have beside reward functions, by the name of its metric: the numbers before and after."""
-    names = [name for name in before.judged if name in after.judged and not name.startswith(OF_FUNCTION)]
-    return [(name, before.judged[name], after.judged[name]) for name in names]
+def _judges(before: PolicySamples, after: PolicySamples) -> list[str]:
+    """Return the names of what judges both sides, beside reward functions."""
+    return [name for name in before.judged if name in after.judged and not name.startswith(OF_FUNCTION)]
 
 
 def _score_gains(before: PolicySamples, after: PolicySamples) -> Tensor | None:
@@ -280,16 +278,15 @@ def _score_gains(before: PolicySamples, after: PolicySamples) -> Tensor | None:
 def gain(old: Tensor, new: Tensor) -> float:
     """Return the mean of `new` (N,) less that of `old` (N,), in sd of `old`; not finite if all of `old` are equal.
 
-    Only pairs with both verdicts count. With fewer than two there is no sd, and the gain is NaN.
+    With fewer than two numbers there is no sd, and the gain is NaN.
     """
-    both = _judged(old, new)
-    old, new = old[both], new[both]
     return ((new.mean() - old.mean()) / old.std()).item() if len(old) > 1 else math.nan
 
 
 def gains_over_base(base: PolicySamples, after: PolicySamples) -> dict[str, float]:
     """Return a policy's gains over the base, in standard deviations of the base's own samples."""
-    return {f"{name}_gain_over_base_sd": gain(old, new) for name, old, new in _judgements(base, after)}
+    judged = {name: _with_verdict(after, base.judged[name], after.judged[name])[1] for name in _judges(base, after)}
+    return {f"{name}_gain_over_base_sd": gain(old, new) for name, (old, new) in judged.items()}
 
 
 def further_metrics(
@@ -372,16 +369,11 @@ def _mean_verdict(numbers: Tensor) -> float:
     return numbers[~numbers.isnan()].mean().item()
 
 
-def _judged(*sides: Tensor) -> Tensor:
-    """Return which responses (N,) have a verdict, not NaN, on each side."""
-    return ~torch.stack([side.isnan() for side in sides]).any(0)
-
-
-def _with_verdict(policy: PolicySamples, *sides: Tensor) -> tuple[list[int], list[list[float]]]:
-    """Return the prompts of the responses that are `_judged`, and each side's numbers of these."""
-    kept = _judged(*sides)
+def _with_verdict(policy: PolicySamples, *sides: Tensor) -> tuple[list[int], list[Tensor]]:
+    """Return the prompts of the responses that have a verdict, not NaN, on each side, and each side's numbers."""
+    kept = ~torch.stack([side.isnan() for side in sides]).any(0)
     prompts = torch.arange(policy.prompts).repeat_interleave(policy.samples_per_prompt)
-    return prompts[kept].tolist(), [side[kept].tolist() for side in sides]
+    return prompts[kept].tolist(), [side[kept] for side in sides]
 
 
 def per_prompt_means(values: Tensor, samples_per_prompt: int) -> Tensor:

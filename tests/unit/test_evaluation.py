@@ -202,10 +202,10 @@ def test_figures_of_pairs_are_those_of_the_pairs_that_are_judged(seed, copies):
 
 
 def test_gains_over_the_base_are_in_its_own_standard_deviations():
-    base = measured([0.0, 2.0], [1.0, 1.0, 1.0, 5.0])
-    after = measured([4.0, 4.0], [5.0, 5.0, 5.0, 5.0])
+    base = measured([0.0, 2.0, 0.0, 2.0], [1.0, 1.0, 1.0, 5.0])
+    after = measured([4.0, 4.0, 4.0, 4.0], [5.0, 5.0, 5.0, 5.0])
     gains = gains_over_base(base, after)
-    assert gains["score_gain_over_base_sd"] == pytest.approx(3 / math.sqrt(2))
+    assert gains["score_gain_over_base_sd"] == pytest.approx(3 / math.sqrt(4 / 3))
     assert gains["true_reward_gain_over_base_sd"] == pytest.approx(3 / 2)
     assert gains_over_base(measured(None), after) == {}
 
