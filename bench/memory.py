@@ -15,7 +15,7 @@ from rlhf.cli import guarded
 from rlhf.errors import UserError
 from rlhf.plan import prediction_file
 from rlhf.plan.predict import PREDICTED_STAGES, Predictor, predicted_stages
-from rlhf.process import cuda
+from rlhf.process import environment
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.stages import TRAINING_STAGES
@@ -121,7 +121,7 @@ def measure(
     loaded = options.load(hw, guide, directory, changes, on_device=True)
     if save:
         records.check_savable(file=save)
-    cuda.set_environment(loaded.recipe)
+    environment.prepare(loaded.recipe)
     with quiet_libraries():
         from bench.peaks import measure as measure_stages
         from rlhf.process.torch_setup import device_of

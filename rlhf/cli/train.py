@@ -13,7 +13,7 @@ from rlhf.cli.choice import PATH, RUN, Choice, chooses_recipe
 from rlhf.cli.outcome import show_chain, show_stage
 from rlhf.errors import OptionError
 from rlhf.observe import tracking, watch
-from rlhf.process import children, cuda, distributed, endings, launching
+from rlhf.process import children, distributed, endings, environment, launching
 from rlhf.process import task as tasks
 from rlhf.process.task import Task
 from rlhf.recipe import PinnedRecipe, StageName
@@ -75,7 +75,7 @@ def run(
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in others.items()}
     task = tasks.task_of(loaded, stage, choice.root, if_needed=if_needed, only=list(only), **options)
     if with_parents and (not if_needed or loaded.recipe.section(stage) is not None):
-        cuda.set_environment(loaded.recipe)  # the checks of the chain import torch
+        environment.prepare(loaded.recipe)  # the checks of the chain import torch
         this_run = _stage_run(task, loaded)
         parents = [_stage_run(task.of(name, only=[]), loaded) for name in chain.stages_before(this_run)]
         chain.check_chain([*parents, this_run], task.preflight)
@@ -111,7 +111,7 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
     if task.if_needed and loaded.recipe.section(stage) is None:
         screen.OUT.print(f"{stage}: not part of {loaded.name} {loaded.version}")
         return None
-    cuda.set_environment(loaded.recipe)
+    environment.prepare(loaded.recipe)
     this_run = _stage_run(task, loaded)
     if task.if_needed and chain.report_done(this_run):
         return None

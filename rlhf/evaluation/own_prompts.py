@@ -10,7 +10,7 @@ from rlhf.data.parsing import parse_prompt
 from rlhf.data.rows import Document
 from rlhf.errors import UserError
 from rlhf.files import JsonObject
-from rlhf.process import cuda
+from rlhf.process import environment
 from rlhf.recipe.stages import PRETRAIN, REWARD_MODELS, SFT, PolicyLabel
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import SUMMARY
@@ -65,7 +65,7 @@ def sample(
     answers. `temperature` replaces the recipe's.
     """
     recipe = run.loaded.recipe
-    cuda.set_environment(recipe)
+    environment.prepare(recipe)
     from rlhf.evaluation.policies import heldout_sampling, load_roles, measure, role_of
     from rlhf.evaluation.samples import sample_rows
     from rlhf.models.loading import load_tokenizer

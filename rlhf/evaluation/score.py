@@ -11,7 +11,7 @@ from rlhf.data.parsing import Prompt
 from rlhf.data.rows import Example, PreferencePair, of_kind
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, json_lines, write_output
-from rlhf.process import cuda
+from rlhf.process import environment
 from rlhf.recipe import PinnedRecipe, parents
 from rlhf.recipe.schema import Rm
 from rlhf.recipe.stages import EVALUATE, RM
@@ -76,7 +76,7 @@ class RewardModel:
     def __init__(self, run: StageRun):
         """Load the model of a `finished_run`."""
         recipe, folder = run.loaded.recipe, run.folder(RM)
-        cuda.set_environment(recipe)
+        environment.prepare(recipe)
         from rlhf.models.loading import load_base, load_tokenizer
         from rlhf.models.shared_base import SharedBase
         from rlhf.process.torch_setup import set_up_torch

@@ -6,9 +6,13 @@ precision from them; torch and its libraries take their arithmetic from others.
 
 import os
 import re
+from typing import TYPE_CHECKING
 
 from rlhf.process import distributed
 from rlhf.terminal import say
+
+if TYPE_CHECKING:
+    from rlhf.recipe import Recipe
 
 # By prefix: each library adds names with each version.
 ARITHMETIC = re.compile(
@@ -21,12 +25,13 @@ LAUNCHER = re.compile(
 )
 
 
-def prepare() -> None:
-    """Take out of this process's environment what would decide in a recipe's place. Call it before torch is imported.
+def prepare(recipe: "Recipe") -> None:
+    """Take out what would decide in a recipe's place, and set what torch's allocator reads when it starts.
 
-    A process that is alone loses all variables of launchers and of torch's arithmetic, a rank of several those of
-    arithmetic; a line names them. Slurm's variables stay: no library here reads ranks from them, and trackers log its
-    job.
+    Call it before torch is imported; child processes inherit the result. A process that is alone loses all variables of
+    launchers and of torch's arithmetic, a rank of several those of arithmetic; a line names them. Slurm's variables
+    stay: no library here reads ranks from them, and trackers log its job. For a card the allocator gets a setting where
+    the user has set none.
     """
     alone = distributed.world() == 1
     found = {name for name in os.environ if ARITHMETIC.match(name) or (alone and LAUNCHER.match(name))}
@@ -34,3 +39,6 @@ def prepare() -> None:
         say(f"taken out of the environment, where the recipe decides: {', '.join(sorted(found))}")
     for name in found:
         del os.environ[name]
+    if recipe.hardware.device == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the same
+        # Batches of many lengths leave gaps between segments of fixed size; segments that can grow leave none.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

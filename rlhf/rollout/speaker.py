@@ -5,7 +5,7 @@ from typing import Any
 
 from rlhf.data.rows import Message
 from rlhf.errors import OptionError
-from rlhf.process import cuda
+from rlhf.process import environment
 from rlhf.recipe import Recipe, StageName
 from rlhf.recipe.stages import MERGE, POLICIES, PRETRAIN, SFT
 from rlhf.run.directory import StageRun
@@ -34,7 +34,7 @@ class Speaker:
         folder = run.require(stage)
         if recipe.pretrain:
             run.require(PRETRAIN)
-        cuda.set_environment(recipe)  # before any library is imported
+        environment.prepare(recipe)  # before any library is imported
         from transformers import GenerationConfig
 
         from rlhf.models.adapters import attach_adapter

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlhf.errors import Interrupted, UserError
 from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
-from rlhf.process import cuda, distributed, endings, exhaustion, launching
+from rlhf.process import distributed, endings, environment, exhaustion, launching
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.recipe import PinnedRecipe, StageName, parents
 from rlhf.recipe.schema import Dialogues, Evaluate
@@ -62,7 +62,7 @@ def execute(
     loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
     `only`: the policies that an evaluation compares, instead of all that are trained.
     """
-    cuda.set_environment(loaded.recipe)
+    environment.prepare(loaded.recipe)
     run = StageRun(out, loaded, stage, is_main=not distributed.rank(), only=only)
     loaded.require(stage)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():

@@ -14,6 +14,7 @@ import torch
 from rlhf import recipe
 from rlhf.errors import UserError
 from rlhf.process import cuda, torch_setup
+from rlhf.process.environment import prepare
 from tests.helpers import small
 
 ROOT = Path(__file__).parents[2]
@@ -49,17 +50,17 @@ def on_cuda(**changes) -> recipe.Recipe:
 
 
 def test_the_allocator_s_segments_can_grow_unless_the_user_chose_otherwise(environment):
-    cuda.set_environment(small().recipe)
+    prepare(small().recipe)
     assert not any(name in os.environ for name in NAMES)
-    cuda.set_environment(on_cuda())
+    prepare(on_cuda())
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     environment.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
-    cuda.set_environment(on_cuda())
+    prepare(on_cuda())
     assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
     environment.delenv("PYTORCH_ALLOC_CONF")
     environment.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:32")
-    cuda.set_environment(on_cuda())
+    prepare(on_cuda())
     assert "PYTORCH_ALLOC_CONF" not in os.environ
 
 
@@ -82,12 +83,12 @@ def test_a_stage_sets_the_variables_before_torch_starts(tmp_path):
     """Afterwards it stops: there is no GPU. By then all libraries are imported, without torch's compiler."""
     code = f"""
 import os, sys
-from rlhf import cli; from rlhf.process import cuda
-def first(recipe, real=cuda.set_environment):
+from rlhf import cli; from rlhf.process import environment
+def first(recipe, real=environment.prepare):
     real(recipe)
     print("torch" in sys.modules, os.environ["PYTORCH_ALLOC_CONF"])
-    cuda.set_environment = real
-cuda.set_environment = first
+    environment.prepare = real
+environment.prepare = first
 sys.argv = ["rlhf", "run", "pretrain", "--hw", "cpu", "--out", {str(tmp_path)!r}, "--set", "hardware.device=cuda"]
 try:
     cli.main()

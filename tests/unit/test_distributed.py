@@ -134,10 +134,10 @@ def test_no_variable_decides_in_the_recipe_s_place(monkeypatch, capsys, world):
     monkeypatch.setattr(os, "environ", dict.fromkeys(LAUNCHERS + ARITHMETIC + KEPT, "1"))
     if world:
         be(monkeypatch, 0, world)
-    environment.prepare()
+    environment.prepare(small().recipe)
     gone = {*ARITHMETIC} if world == 2 else {*LAUNCHERS, *ARITHMETIC}
     gone |= {*distributed.RANK_VARIABLES} if world == 1 else set()
     assert not gone & os.environ.keys() and set(KEPT) <= os.environ.keys()
     assert f" {', '.join(sorted(gone))}\n" in capsys.readouterr().err and distributed.world() == (world or 1)
-    environment.prepare()
+    environment.prepare(small().recipe)
     assert capsys.readouterr().err == ""
