@@ -11,6 +11,7 @@ from rlhf.rollout import library_decoding
 def join_rows(patch: pytest.MonkeyPatch) -> None:
     """Let the lean trunk join rows on a CPU as on a card, also in float32."""
     patch.setattr(trunk.LeanTrunk, "packs", True)
+    patch.setitem(packed.APART_BY_DEVICE, "cpu", False)
     patch.setattr(packed, "flash_attention", flash_attention)
 
 

@@ -29,7 +29,7 @@ class Hardware(Section):
     count: Parts = 1  # devices, each with a process that works on its part of every batch
     engine: Literal["ddp", "fsdp"] = "ddp"  # ddp: all weights on each device; fsdp: shards
     trunk: Trunk = "library"  # forward and backward passes; lean: rlhf/models/lean/trunk.py
-    joined_rows: bool = False  # on a card in 16 bits the lean trunk joins rows without padding, and samples
+    joined_rows: bool = False  # the lean trunk joins rows without padding, and on a card samples
 
     @property
     def divides_weights(self) -> bool:

@@ -37,6 +37,7 @@ def calls(monkeypatch) -> Counter[str]:
     """How often the lean trunk computes each role, and how often it decodes."""
     calls: Counter[str] = Counter()
     hidden, responses, run = LeanTrunk.hidden, LeanTrunk.response_hidden, TrunkDecoding.run
+    pairs = LeanTrunk.pair_hidden
 
     def counted(self: LeanTrunk, role: str, *arguments: Any) -> torch.Tensor:
         calls[role] += 1
@@ -46,12 +47,17 @@ def calls(monkeypatch) -> Counter[str]:
         calls[role] += self.packs or rollout.prompt_numbers is not None  # otherwise `hidden` is called
         return responses(self, role, rollout)
 
+    def counted_pairs(self: LeanTrunk, role: str, *arguments: Any) -> torch.Tensor:
+        calls[role] += 1
+        return pairs(self, role, *arguments)
+
     def counted_run(self: TrunkDecoding, *arguments: Any) -> list[torch.Tensor]:
         calls["decoding"] += 1
         return run(self, *arguments)
 
     monkeypatch.setattr(LeanTrunk, "hidden", counted)
     monkeypatch.setattr(LeanTrunk, "response_hidden", counted_responses)
+    monkeypatch.setattr(LeanTrunk, "pair_hidden", counted_pairs)
     monkeypatch.setattr(TrunkDecoding, "run", counted_run)
     return calls
 
@@ -66,16 +72,21 @@ def calls(monkeypatch) -> Counter[str]:
         ("dpo", 1, False, {"dpo__loss_type": "sigmoid_norm", "dpo__sft_weight": 0.3}),
         ("dpo", 1, False, {"dpo__loss_type": "ipo"}),
         ("dpo", 1, False, {"dpo__label_smoothing": 0.2}),
-        ("sft", 1, True, {"joined": True}),
-        ("dpo", 1, False, {"joined": True}),
+        ("sft", 1, True, {"joined": "as on a card"}),
+        ("dpo", 1, False, {"joined": "as on a card"}),
+        ("rm", 1, True, {"joined": "as on a card"}),
+        ("sft", 2, False, {"joined": "here"}),
+        ("dpo", 1, True, {"joined": "here"}),
+        ("rm", 2, False, {"joined": "here"}),
     ],
 )
 def test_the_lean_trunk_changes_rounding_only(
     trained, tmp_path, calls, stage, accumulated, recomputed, more, monkeypatch
 ):
-    """`joined`: rows without padding, as on a card."""
+    """`joined`: rows without padding."""
     more = dict(more)
-    if more.pop("joined", False):
+    joined = more.pop("joined", "")
+    if joined == "as on a card":
         kernels.join_rows(monkeypatch)
     results: dict[str, dict[str, torch.Tensor]] = {}
     logged: dict[str, list[Mapping[str, float | None]]] = {}
@@ -83,6 +94,7 @@ def test_the_lean_trunk_changes_rounding_only(
         beside(trained, tmp_path / trunk, *PARENTS[stage])
         changes: dict[str, Any] = {f"{stage}__max_steps": STEPS, f"{stage}__save_steps": STEPS, **more}
         changes |= {f"{stage}__logging_steps": 1, "hardware__trunk": trunk}
+        changes["hardware__joined_rows"] = joined == "here" and trunk == "lean"
         changes |= {f"{stage}__gradient_accumulation_steps": accumulated, f"{stage}__per_device_train_batch_size": 4}
         changes[f"{stage}__gradient_checkpointing"] = recomputed
         run_stages(small(**changes), tmp_path / trunk, stage)

@@ -1,7 +1,8 @@
-"""Rows of different lengths without padding, joined into one row for the lean trunk, on a card.
+"""Rows of different lengths without padding, joined into one row for the lean trunk.
 
-Flash attention takes where each row begins in the joined one, so that nothing is computed for padding. A prompt that
-several responses share is computed once: its keys and values are copied for each of them.
+A prompt that several responses share is computed once: its keys and values are copied for each of them. On a card flash
+attention takes where each row begins in the joined one, so that nothing is computed for padding. A CPU has no such
+kernel: there rows lie apart for attention alone, a small part of the work.
 
     rows        p p p r r .    p p r r r r      two prompts and their responses, padded
     joined      p p p r p p r r r               the last token of a response predicts nothing
@@ -13,21 +14,25 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.data.batch import Lengths, on_device
-from rlhf.models.lean.layouts import Layout
+from rlhf.models.lean.layouts import Layout, attention
+from rlhf.models.matmul import round_to_few_sizes
 
-PACKS_BY_DEVICE = {"cpu": False, "cuda": True}
+APART_BY_DEVICE = {"cpu": True, "cuda": False}  # whether attention takes rows apart, with padding
 # The operation behind torch.nn.attention.varlen.varlen_attn, whose own arguments differ between releases: the wrapper
 # of torch 2.11 has no `seqused_k`. That of 2.13 also fills a tensor in each call that nothing here reads.
 flash_attention = torch.ops.aten._flash_attention_forward
 
 
-def suits(dtype: torch.dtype, size: int) -> bool:
-    """Return whether torch's flash attention takes heads of this type and size."""
-    return dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
+def suits(weight: Tensor, size: int) -> bool:
+    """Return whether rows are joined for weights like this: float32 on a CPU, else heads that flash attention takes."""
+    if APART_BY_DEVICE[weight.device.type]:
+        return weight.dtype == torch.float32
+    return weight.dtype in (torch.float16, torch.bfloat16) and size % 8 == 0 and size <= 256
 
 
 class Piece(NamedTuple):
@@ -36,7 +41,7 @@ class Piece(NamedTuple):
     row: int
     start: int  # position of its first token
     end: int
-    selected: int  # its last tokens whose states are needed; one or more
+    selected: int  # its last tokens whose states are needed
     prompt: int | None = None  # the number of the piece before which these tokens stand in their own row
 
 
@@ -44,7 +49,8 @@ class Packed(Layout):
     """Pieces of rows of `width` ids, joined into one row of tokens (1, N). A token attends to those before it.
 
     `tables` as in `LeanTrunk._rotary`. The states of the M selected tokens are needed. Tokens of a piece behind the end
-    of its row are the row's last one.
+    of its row are the row's last one. Where rows lie apart for attention, N and M are rounded up to one of few sizes:
+    more tokens, which nothing reads, follow.
     """
 
     def __init__(self, tables: tuple[Tensor, Tensor], width: int, pieces: Sequence[Piece]):
@@ -53,13 +59,16 @@ class Packed(Layout):
         borders = _borders(piece.end - piece.start for piece in pieces)
         own = [torch.arange(*border) for border in pairwise(borders)]  # of each piece, its tokens in the joined row
         read = [n if p.prompt is None else torch.cat([own[p.prompt], n]) for p, n in zip(pieces, own, strict=True)]
-        selected = [tokens[-piece.selected :] for piece, tokens in zip(pieces, own, strict=True)]
+        selected = [tokens[len(tokens) - piece.selected :] for piece, tokens in zip(pieces, own, strict=True)]
         positions = [torch.arange(piece.start, piece.end).clamp(max=width - 1) for piece in pieces]
         tokens = [piece.row * width + place for piece, place in zip(pieces, positions, strict=True)]
-        self.tokens, at, places = (on_device(torch.cat(x), device) for x in (tokens, selected, positions))
+        joined = [torch.cat(x) for x in (tokens, selected, positions)]
+        self.apart = Apart.of(pieces, read, joined[1], borders[-1]) if APART_BY_DEVICE[device.type] else None
+        if self.apart:
+            joined = [F.pad(x, (0, round_to_few_sizes(len(x)) - len(x))) for x in joined]
+        self.tokens, self.at, places = (on_device(x, device) for x in joined)
         # of all pieces one after the other, if they are not the tokens
         self.keys = on_device(torch.cat(read), device) if any(p.prompt is not None for p in pieces) else None
-        self.at = at
         self.rotary = cos[places][None], sin[places][None]
         self.selected_rotary = self.selected(self.rotary[0]), self.selected(self.rotary[1])
         self.bounds, self.selected_bounds, self.key_bounds = (
@@ -80,6 +89,8 @@ class Packed(Layout):
 
         The kernel takes queries to be the last tokens of their keys. What is selected of a piece are its last tokens.
         """
+        if self.apart:
+            return self.apart.attend(q[0], k[0], v[0], only_selected)[None]
         if self.keys is not None:
             k, v = k[:, self.keys], v[:, self.keys]  # sums the gradients of a prompt in the same order each time
         bounds, longest = (
@@ -90,6 +101,38 @@ class Packed(Layout):
         # no dropout; causal; no mask for debugging
         out, *_ = flash_attention(q, k, v, bounds, self.key_bounds, longest, self.longest_keys, 0.0, True, False)
         return out[None]
+
+
+class Apart(NamedTuple):
+    """Rows of joined tokens that lie apart for attention, padded on the right: one for each piece that ends a row."""
+
+    tokens: Tensor  # (B, T), the joined token in each slot
+    slots: Tensor  # of each joined token, in the first of the rows that read it
+    selected_slots: Tensor  # of each selected one
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], read: Sequence[Tensor], selected: Tensor, count: int) -> "Apart":
+        """Return the rows of `pieces`, of which each reads the joined tokens `read`; `count` tokens are joined."""
+        prompts = {piece.prompt for piece in pieces}
+        rows = [tokens for number, tokens in enumerate(read) if number not in prompts]
+        tokens = pad_sequence(rows, batch_first=True)
+        slots = torch.empty(count, dtype=torch.int64)
+        for number, row in reversed([*enumerate(rows)]):
+            slots[row] = number * tokens.shape[1] + torch.arange(len(row))
+        return cls(tokens, slots, slots[selected])
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
+        """Return the causal attention output (N or M, heads, D) of queries of as many tokens, 0 where nothing reads it.
+
+        Shapes: q (N or M, heads, D); k, v (N, kv_heads, D). Slots without a query of their own, as those of a prompt in
+        all but one of its rows, have zeros as queries.
+        """
+        slots = self.selected_slots if only_selected else self.slots
+        queries = q.new_zeros(self.tokens.numel(), *q.shape[1:]).index_copy_(0, slots, q[: len(slots)])
+        keys, values = (x.index_select(0, self.tokens.flatten()) for x in (k, v))
+        queries, keys, values = (x.unflatten(0, self.tokens.shape) for x in (queries, keys, values))
+        mixed = attention(queries, keys, values, None)
+        return F.pad(mixed.flatten(0, 1).index_select(0, slots), (0, 0, 0, 0, 0, len(q) - len(slots)))
 
 
 def pieces_of(lengths: Lengths) -> tuple[list[Piece], Tensor]:
@@ -117,6 +160,24 @@ def pieces_of(lengths: Lengths) -> tuple[list[Piece], Tensor]:
         slots.append(torch.tensor([last, *range(count, count + inside)]))
         count += inside
     return pieces, pad_sequence(slots, batch_first=True)[:, : max(lengths.response)]
+
+
+def pieces_of_pairs(ids: Tensor, lengths: Sequence[int]) -> list[Piece]:
+    """Return pieces of ids (2 B, T) of which the state of each row's last token is needed: of row 0, B, 1, B + 1 …
+
+    The tokens with which rows n and B + n both begin are one piece. A row has the first `lengths` tokens.
+    """
+    pairs = len(ids) // 2
+    same = (ids[:pairs] == ids[pairs:]).cumprod(1).sum(1).tolist()
+    pieces: list[Piece] = []
+    for row in range(pairs):
+        both = row, pairs + row
+        common = min(same[row], *(lengths[one] - 1 for one in both))
+        number = len(pieces) if common else None
+        if common:
+            pieces.append(Piece(row, 0, common, 0))
+        pieces += [Piece(one, common, lengths[one], 1, number) for one in both]
+    return pieces
 
 
 def whole_rows(lengths: Iterable[int]) -> list[Piece]:

@@ -36,12 +36,12 @@ from rlhf.models.lean.fused_linear import (
 )
 from rlhf.models.lean.layouts import DecodingLayout, Layout, PrefillLayout, Sequences, SharedPrompts
 from rlhf.models.lean.packed import (
-    PACKS_BY_DEVICE,
     GrowingRows,
     JoinedPrompts,
     Packed,
     Piece,
     pieces_of,
+    pieces_of_pairs,
     suits,
     whole_rows,
 )
@@ -115,19 +115,24 @@ class LeanTrunk:
     def last_hidden(self, role: str, ids: Tensor, last: Tensor) -> Tensor:
         """Return the final-norm hidden states (B, H) of ids (B, T) at the position `last` (B,) of each row."""
         if self.packs:
-            return self._joined(role, ids, whole_rows((last + 1).tolist()))
+            return self._joined(role, ids, whole_rows((last + 1).tolist()))[: len(ids)]
         return self.hidden(role, ids, last.to(ids.device)[:, None]).squeeze(1)
 
+    def pair_hidden(self, role: str, ids: Tensor, last: Tensor) -> Tensor:
+        """Return `last_hidden` of joined rows of pairs: what rows n and B / 2 + n begin with is computed once."""
+        states = self._joined(role, ids, pieces_of_pairs(ids, (last + 1).tolist()))[: len(ids)]
+        chosen, rejected = states[::2], states[1::2]
+        return torch.cat([chosen, rejected])
+
     def _joined(self, role: str, ids: Tensor, pieces: Sequence[Piece]) -> Tensor:
-        """Return the final-norm hidden states (M, H) of the selected tokens of pieces of ids (B, T)."""
+        """Return the final-norm hidden states (M or more, H) of the selected tokens of pieces of ids (B, T)."""
         layout = Packed(self._rotary(ids.shape[1]), ids.shape[1], pieces)
         return self._final_states(role, self._embed(layout.join(ids)), layout).squeeze(0)
 
     @property
     def packs(self) -> bool:
-        """Return whether rows are joined without padding: where the recipe says so, on a card in 16 bits."""
-        weight, size = self.decoder.embed_tokens.weight, self.decoder.layers[0].self_attn.head_dim
-        return self.joins and PACKS_BY_DEVICE[weight.device.type] and suits(weight.dtype, size)
+        """Return whether rows are joined without padding: where the recipe says so, and attention has a way for it."""
+        return self.joins and suits(self.decoder.embed_tokens.weight, self.decoder.layers[0].self_attn.head_dim)
 
     @property
     def merges(self) -> bool:

@@ -48,7 +48,7 @@ def patches(stand_in: CountingStandIn) -> Iterator[AbstractContextManager[object
         matmul.FLOAT32_OF_HALVES_BY_DEVICE,
         layouts.COPIES_HEADS_BY_DEVICE,
         layouts.WIDE_ATTENTION_BY_DEVICE,
-        packed.PACKS_BY_DEVICE,
+        packed.APART_BY_DEVICE,
     ):
         yield mock.patch.dict(setting, {"meta": setting[stand_in.stands_for]})
     yield patch(Decoding, "steps", lambda self: (1, self.room - 1) if self.room > 2 else range(1, self.room))

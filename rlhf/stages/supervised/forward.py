@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, SequenceClassifierOutputWithPast
 from trl.trainer.utils import FusedCausalLMOutput
 
 from rlhf.data.batch import Rollout
@@ -54,12 +54,13 @@ class LeanSteps:
         self.model = model
         base: Any = model.get_base_model()
         self.trunk = LeanTrunk(base, joins)
-        is_classifier = base.get_output_embeddings() is None
-        self.forwards: dict[nn.Module, Callable[..., object]] = (
-            {self.trunk.decoder: partial(decoder_states, self.trunk)}
-            if is_classifier
-            else {base: LabelStatistics(self.trunk, pairs)}
-        )
+        self.forwards: dict[nn.Module, Callable[..., object]]
+        if base.get_output_embeddings() is not None:
+            self.forwards = {base: LabelStatistics(self.trunk, pairs)}
+        elif self.trunk.packs:
+            self.forwards = {base: partial(pair_scores, self.trunk)}
+        else:
+            self.forwards = {self.trunk.decoder: partial(decoder_states, self.trunk)}
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -86,6 +87,17 @@ def decoder_states(
     if not (attention_mask is position_ids is inputs_embeds is None):
         raise ValueError("the lean trunk computes rows of token ids, without a mask or positions of their own")
     return BaseModelOutputWithPast(last_hidden_state=trunk.hidden(_active_role(trunk), input_ids))
+
+
+def pair_scores(trunk: LeanTrunk, input_ids: Tensor, **_: object) -> SequenceClassifierOutputWithPast:
+    """Return what replaces a classifier's forward pass on pairs in joined rows: a score (B, 1) of each row.
+
+    It is the head's output at the last token that is no padding, as transformers takes it.
+    """
+    base: Any = trunk.base
+    places = torch.arange(input_ids.shape[1], device=input_ids.device)
+    last = (places * (input_ids != base.config.pad_token_id)).argmax(1)
+    return SequenceClassifierOutputWithPast(logits=base.score(trunk.pair_hidden(_active_role(trunk), input_ids, last)))
 
 
 def _active_role(trunk: LeanTrunk) -> str:
