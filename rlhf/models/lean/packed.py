@@ -63,7 +63,7 @@ class Packed(Layout):
         positions = [torch.arange(piece.start, piece.end).clamp(max=width - 1) for piece in pieces]
         tokens = [piece.row * width + place for piece, place in zip(pieces, positions, strict=True)]
         joined = [torch.cat(x) for x in (tokens, selected, positions)]
-        self.apart = Apart.of(pieces, read, joined[1], borders[-1]) if APART_BY_DEVICE[device.type] else None
+        self.apart = Apart.of(pieces, read, joined[1], borders[-1], device) if APART_BY_DEVICE[device.type] else None
         if self.apart:
             joined = [F.pad(x, (0, round_to_few_sizes(len(x)) - len(x))) for x in joined]
         self.tokens, self.at, places = (on_device(x, device) for x in joined)
@@ -111,7 +111,9 @@ class Apart(NamedTuple):
     selected_slots: Tensor  # of each selected one
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], read: Sequence[Tensor], selected: Tensor, count: int) -> "Apart":
+    def of(
+        cls, pieces: Sequence[Piece], read: Sequence[Tensor], selected: Tensor, count: int, device: torch.device
+    ) -> "Apart":
         """Return the rows of `pieces`, of which each reads the joined tokens `read`; `count` tokens are joined."""
         prompts = {piece.prompt for piece in pieces}
         rows = [tokens for number, tokens in enumerate(read) if number not in prompts]
@@ -119,7 +121,7 @@ class Apart(NamedTuple):
         slots = torch.empty(count, dtype=torch.int64)
         for number, row in reversed([*enumerate(rows)]):
             slots[row] = number * tokens.shape[1] + torch.arange(len(row))
-        return cls(tokens, slots, slots[selected])
+        return cls(*(on_device(x, device) for x in (tokens, slots, slots[selected])))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, only_selected: bool) -> Tensor:
         """Return the causal attention output (N or M, heads, D) of queries of as many tokens, 0 where nothing reads it.
