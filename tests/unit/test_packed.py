@@ -1,4 +1,4 @@
-"""Rows joined without padding: same numbers, fewer tokens. A reference implementation stands for torch's CUDA kernel."""
+"""Rows joined without padding: same numbers, fewer tokens. A reference implementation stands for a card's kernel."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -86,7 +86,7 @@ def test_what_the_rows_of_a_pair_begin_with_is_computed_once(device, tokens, mon
         kernels.join_rows(monkeypatch)
     peft = trunk_model()
     begin, other = [5, 6, 7, 8, 9], [20, 21, 22]
-    pairs = [(begin + other, begin + [30]), (begin, begin + other), (begin, begin), ([3, 4], [10]), ([9], [9, 9])]
+    pairs = [(begin + other, [*begin, 30]), (begin, begin + other), (begin, begin), ([3, 4], [10]), ([9], [9, 9])]
     rows = collate([[]] * 10, [row for side in zip(*pairs, strict=True) for row in side], 0, 1)
     found: list[list[Tensor]] = []
     for packs in (False, True):
