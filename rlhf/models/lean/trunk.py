@@ -7,7 +7,7 @@ prompt that is computed once for several responses, or one token at a time of ea
 On a card in 16 bits, rows are joined without their padding (packed.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -262,8 +262,8 @@ class LeanTrunk:
         product = LinearGroup(*weights, before or InputOp(), after)
         if not torch.is_grad_enabled():  # without the costs of a node
             return product.computed(x, residual)[0]
-        result: Tensor = FusedLinear.apply(x, product, residual, *adapters)  # type: ignore[no-untyped-call]
-        return result
+        fused: Callable[..., Tensor] = FusedLinear.apply  # annotated from torch 2.15 on
+        return fused(x, product, residual, *adapters)
 
     def _weights(self, role: str, layers: Layers, dtype: torch.dtype) -> "Weights":
         """Return layers with a role's adapters, in the type of the products; in a block of `merging` made once."""
