@@ -1,6 +1,10 @@
 """Libraries that are imported without what takes long."""
 
 import gc
+import subprocess
+import sys
+
+import pytest
 
 from rlhf.process.libraries import without_collections
 
@@ -18,3 +22,10 @@ def test_no_collection_looks_at_libraries():
         assert not gc.isenabled(), "as it was"
     finally:
         gc.enable()
+
+
+def test_triton_reports_no_leaks_when_the_process_ends():
+    pytest.importorskip("triton")
+    program = "from rlhf.process.libraries import without_collections\nwith without_collections(): import triton"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
