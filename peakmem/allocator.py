@@ -1,8 +1,8 @@
 """A replay of torch's CUDA caching allocator: which bytes it reserves for a sequence of allocations and releases.
 
 Every rule names its place in c10/cuda/CUDACachingAllocator.cpp. The constants are those of torch 2.13.0
-(c10/core/AllocatorConfig.h in its wheel, which pip installs). The rules were read in a public copy of the .cpp file
-that takes its constants from that same header; the file of 2.13.0 itself was not at hand.
+and 2.15.0 (c10/core/AllocatorConfig.h in their wheels, which pip installs). The rules were read in a public copy of the
+.cpp file that takes its constants from that same header; the files of these versions were not at hand.
 
 One device and one stream. Not replayed, since this project leaves them at their defaults: max_split_size_mb,
 garbage_collection_threshold, roundup_power2_divisions. The address of a new segment is assumed to be below those before
