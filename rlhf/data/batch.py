@@ -161,11 +161,12 @@ class TrainingBatch:
 
     rollout: Rollout
     judged: Tensor  # (B,) bool: which responses count
+    mask: Tensor  # (B, R) bool: the tokens of the loss
 
     @property
     def counted(self) -> Tensor:
         """Return the number (B,) of tokens of each response that counts, on the host; 0 for one that is not judged."""
-        return torch.tensor(self.rollout.lengths.response) * self.judged.cpu()
+        return (self.mask.sum(1) * self.judged).cpu()
 
     def rows(self, index: Tensor) -> Self:
         """Return some rows of the batch, as wide as the longest response among them."""

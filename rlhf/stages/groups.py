@@ -60,12 +60,6 @@ class Batch(TrainingBatch):
     kl: Tensor | None  # from the reference, in nats
     rewards: Tensor  # (B,) with the KL where it is in the reward
     advantages: Tensor  # (B,)
-    token_counts: Tensor  # (B,) of each response, those that count in the loss
-
-    @property
-    def counted(self) -> Tensor:
-        """Return the number (B,) of tokens of each response that count in the loss, on the host; 0 if not judged."""
-        return (self.token_counts * self.judged).cpu()
 
     @property
     def kl_per_token(self) -> float | None:
@@ -118,13 +112,13 @@ def make_batch(learner: "Learner", rollout: Rollout, scores: Scores) -> Batch:
     return Batch(
         rollout=rollout,
         judged=scores.judged,
+        mask=rollout.mask & rollout.ended[:, None] if options.mask_truncated_completions else rollout.mask,
         old_logp=old_logp,
         sampling_weights=weights,
         ref_logp=ref_logp,
         kl=kl,
         rewards=rewards,
         advantages=learner.advantages(rewards, scores.judged),
-        token_counts=learner.loss_mask(rollout).sum(1),
     )
 
 
@@ -151,11 +145,6 @@ class Learner(TrainState[Batch]):
             advantages = standardize(advantages, judged & (judged.sum(1, keepdim=True) > 1))
         return advantages.flatten()
 
-    def loss_mask(self, rollout: Rollout) -> Tensor:
-        """Return the mask (B, R) of the tokens that count in the loss."""
-        mask = rollout.mask
-        return mask & rollout.ended[:, None] if self.options.mask_truncated_completions else mask
-
     def update(self, batch: Batch) -> dict[str, float]:
         """Pass over the batch as `TrainState.update`. With `updates_once` its log-probabilities are known then."""
         statistics = super().update(batch)
@@ -167,7 +156,7 @@ class Learner(TrainState[Batch]):
 
     def add_gradients(self, batch: Batch, mini_rows: Tensor) -> dict[str, float]:
         """Add the gradients of a minibatch, of all its micro-batches in turn. Return its statistics."""
-        tokens = batch.token_counts[on_device(mini_rows, self.shared.device)].sum()
+        tokens = batch.mask[on_device(mini_rows, self.shared.device)].sum()
         parts = []
         with self.shared.role("policy"):
             for rows, micro in self.micro_batches(batch, mini_rows):
@@ -199,7 +188,7 @@ class Learner(TrainState[Batch]):
 
         It is the micro-batch's part of a sum over the minibatch. So are the statistics that come with it.
         """
-        options, mask = self.options, self.loss_mask(micro.rollout)
+        options, mask = self.options, micro.mask
         old_logp = logp.detach() if options.updates_once else micro.old_logp
         token_log_ratio = log_ratios(logp, old_logp, mask)
         log_ratio = pool_log_ratios(token_log_ratio, mask, options.importance_sampling_level)

@@ -65,11 +65,6 @@ class Batch(TrainingBatch):
     returns: Tensor
 
     @property
-    def mask(self) -> Tensor:
-        """Return the bool mask (B, R) of the tokens that count: those of judged responses."""
-        return self.rollout.mask & self.judged[:, None]
-
-    @property
     def kl_per_token(self) -> float:
         """Return the mean KL from the reference in nats per token, which `kl_target` is compared with."""
         return masked_mean(self.kl, self.rollout.mask).item()
@@ -129,6 +124,7 @@ def make_batch(learner: "Learner", rollout: Rollout, functions: FunctionRewards 
     return Batch(
         rollout=rollout,
         judged=scores.judged,
+        mask=mask,
         old_logp=old_logp,
         sampling_weights=weights,
         ref_logp=ref_logp,

@@ -22,14 +22,19 @@ ROLLOUT = Rollout(
     ended=torch.tensor([True, False, True]),
 )
 BATCH = Batch(
-    rollout=ROLLOUT, judged=torch.ones(3) > 0, scores=torch.tensor([0.5, 1.5, 2.5]), logp=torch.arange(12.0).view(3, 4)
+    rollout=ROLLOUT,
+    judged=torch.tensor([True, True, False]),
+    mask=ROLLOUT.mask,
+    scores=torch.tensor([0.5, 1.5, 2.5]),
+    logp=torch.arange(12.0).view(3, 4),
 )
 
 
 def test_rows_are_as_wide_as_the_longest_among_them():
     part = BATCH.rows(torch.tensor([2, 0]))
     assert part.scores.tolist() == [2.5, 0.5] and part.absent is None
-    assert part.judged.tolist() == [False, True]
+    assert part.judged.tolist() == [False, True] and part.mask.sum(1).tolist() == [1, 2]
+    assert BATCH.counted.tolist() == [2, 4, 0]
     assert part.logp.tolist() == [[8, 9], [0, 1]]
     assert part.rollout.ids.tolist() == [[14, 15, 16, 17], [0, 1, 2, 3]]
     assert part.rollout.mask.tolist() == [[True, False], [True, True]]
