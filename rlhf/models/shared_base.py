@@ -55,7 +55,7 @@ class SharedBase:
         self.lean_trunk = LeanTrunk(base, joins) if lean else None
         self.score_heads: dict[ScoreRole, nn.Linear] = {}
         self.value_head: nn.Linear | None = None
-        self.sharded = False
+        self._divided: list[Any] = []  # modules whose weights are divided among ranks
         self.checked = set[object]()  # what samples and was compared with training; None: the base itself
         self.roles = Roles(base, adapters, trainable)
 
@@ -122,34 +122,26 @@ class SharedBase:
 
         No weight that is divided has a gradient, so gradients are reduced as without.
         """
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import FSDPModule, fully_shard
 
         decoder = self.base.get_decoder()
         for layer in decoder.layers:
             fully_shard(layer, ignored_params={p for name, p in self.peft.named_parameters() if "lora_" in name})
         fully_shard(decoder, ignored_params=set(decoder.parameters()))  # divides nothing more; layers are fetched ahead
-        self.sharded = True
+        self._divided = [module for module in self.base.modules() if isinstance(module, FSDPModule)]
         self.gather()
 
     def gather(self) -> None:
         """Collect the whole base on each rank. To sample and score, ranks then need not run the layers in step."""
-        for part in self._shards():
+        for part in self._divided:
             part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
 
     def scatter(self) -> None:
         """Keep only this rank's part of each layer; in an update all ranks run the layers in step."""
-        for part in self._shards():
+        for part in self._divided:
             part.set_reshard_after_forward(True, recurse=False)
             part.reshard()
-
-    def _shards(self) -> list[Any]:
-        """Return the modules that are divided among ranks."""
-        if not self.sharded:
-            return []
-        from torch.distributed.fsdp import FSDPModule
-
-        return [module for module in self.base.modules() if isinstance(module, FSDPModule)]
 
     @contextmanager
     def role(self, name: Role) -> Iterator[None]:

@@ -17,12 +17,6 @@ def logit_scale(config: PreTrainedConfig) -> float:
     return 1.0 / float(getattr(config, "logits_scaling", None) or 1.0)
 
 
-def ropes(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """Return the parameters of a model's rotary embeddings: of one, or of one for each type of layer (Gemma 3)."""
-    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    return [part for part in found.values() if isinstance(part, dict)] or [found]
-
-
 def sliding_window(config: PreTrainedConfig) -> int | None:
     """Return the length of the sliding window of attention layers, in tokens; None where no layer has one."""
     window: int | None = getattr(config, "sliding_window", None)
@@ -52,8 +46,9 @@ def check_lengths(config: PreTrainedConfig, lengths: Mapping[str, int], name: st
     if problem := too_long(lengths, context_length(config.to_dict())):
         raise UserError(f"{problem} ({name})")
     longest = max(lengths.values(), default=0)
-    for rope in ropes(config):
-        if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    for rope in (parameters, *parameters.values()):  # of one rope, or of one for each type of layer (Gemma 3)
+        if isinstance(rope, Mapping) and rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
             limit = rope.get("original_max_position_embeddings") or getattr(
                 config, "original_max_position_embeddings", config.max_position_embeddings
             )

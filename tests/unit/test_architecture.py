@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlhf.errors import UserError
 from rlhf.models import decoding_layers
 from rlhf.models.architecture import architecture_of, config_of, shape_differences
-from rlhf.models.traits import logit_scale, ropes
+from rlhf.models.traits import check_lengths, logit_scale
 from rlhf.recipe.model_types import RMS_NORMS, TESTED
 from rlhf.recipe.schema_model import Architecture
 from tests import models
@@ -55,11 +55,12 @@ def test_the_scale_of_logits_is_that_of_granite():
     assert logit_scale(AutoConfig.for_model("llama")) == 1
 
 
-def test_every_rope_of_a_model_is_known():
-    """Gemma 3 has one for each type of layer."""
-    assert [rope["rope_theta"] for rope in ropes(AutoConfig.for_model("llama"))] == [1e4]
-    assert [rope["rope_theta"] for rope in ropes(AutoConfig.for_model("gemma3_text"))] == [1e4, 1e6]
-    assert ropes(AutoConfig.for_model("gpt2")) == [{}]
+def test_rows_at_which_the_frequencies_of_a_rope_would_change_are_refused():
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config = AutoConfig.for_model("llama", max_position_embeddings=64, rope_parameters=rope)
+    check_lengths(config, {"sft.max_length": 64}, "it")
+    with pytest.raises(UserError, match="it: with a rope of type dynamic a sequence may have 64"):
+        check_lengths(config, {"sft.max_length": 65}, "it")
 
 
 @pytest.mark.parametrize("kind", sorted(set(TESTED) - {"gemma3_text"}))
