@@ -31,7 +31,7 @@ class Seam(NamedTuple):
 
     owner: object  # a class or a module
     name: str
-    stand_in: Callable[[Any], Callable[..., Any]]
+    stand_in: Callable[[Any], Callable[..., Any] | property]
     why: str
 
 
@@ -46,6 +46,7 @@ def seams() -> list[Seam]:
     from rlhf.models import checkpoints
     from rlhf.rollout.library_decoding import LibraryDecoding
     from rlhf.stages.online import session
+    from rlhf.stages.online.scores import Scores
     from rlhf.stages.online.train_state import TrainState
 
     return [
@@ -55,6 +56,7 @@ def seams() -> list[Seam]:
         Seam(TrainState, "save", _left_out, "files take no memory of the device"),
         Seam(checkpoints, "check_finite", _left_out, "adapters of zeros hold no NaN"),
         Seam(Overlap, "metrics", _on_device, "without an encoder the host compares texts"),
+        Seam(Scores, "judged", _all_judged, "of numbers that are not known all are verdicts"),
         Seam(TrainState, "_minibatches", _first, "further minibatches take no more memory"),
         Seam(DataCollatorMixin, "__call__", _with_one_shorter, "a shorter row needs a mask"),
         Seam(LibraryDecoding, "__init__", _with_shorter_prompt, "a shorter prompt needs a mask"),
@@ -75,6 +77,12 @@ def with_seams() -> Iterator[None]:
 
 def _left_out(_: Callable[..., object]) -> Callable[..., None]:
     return lambda *_, **__: None
+
+
+def _all_judged(_: property) -> property:
+    import torch
+
+    return property(lambda scores: torch.ones(len(scores.raw), dtype=torch.bool, device=scores.raw.device))
 
 
 def _on_device(metrics: Callable[["Overlap", T], dict[str, float]]) -> Callable[["Overlap", T], dict[str, float]]:
