@@ -40,9 +40,8 @@ def sample(
     own = own_prompts.read(prompts)
     loaded = choice.load(on_device=True)
     run = StageRun(choice.root, loaded, EVALUATE)  # sampling is that of evaluation
-    labels = own_prompts.require(run, stages)
     with quiet_libraries():
-        answers, cut = own_prompts.sample(run, labels, own, count, temperature)
+        answers, cut = own_prompts.sample(run, stages, own, count, temperature)
     for row in answers:
         line = SampleLine.model_validate(row)
         said = {name: answer.response.strip() for name, answer in line.answers.items()}

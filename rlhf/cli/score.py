@@ -10,6 +10,8 @@ from rlhf.cli.choice import TO, Choice, chooses_recipe
 from rlhf.data.parsing import parse_prompt
 from rlhf.evaluation import score as scoring
 from rlhf.process.libraries import quiet_libraries
+from rlhf.recipe.stages import EVALUATE
+from rlhf.run.directory import StageRun
 from rlhf.run.named import is_run, named_run
 from rlhf.terminal import counted, excerpt, screen, wording
 from rlhf.terminal.progress import working
@@ -41,7 +43,7 @@ def score(
         items = [scoring.Item("", asked, {"response": response}) for response in responses]
     else:
         items = scoring.read(files)
-    run = scoring.finished_run(choice.load(on_device=True), choice.root)
+    run = StageRun(choice.root, choice.load(on_device=True), EVALUATE)
     with quiet_libraries():
         with working("scoring"):
             model = scoring.RewardModel(run)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from rlhf import stats
 from rlhf.errors import UserError
 from rlhf.recipe.chain import differences
-from rlhf.recipe.stages import EVALUATE, POLICIES, RM, SFT, PolicyLabel, PolicyName
+from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyLabel, PolicyName
 from rlhf.run import reader
 from rlhf.run.evidence import IS_BETTER, NO_VERDICT, NOT_KNOWN, OF_FUNCTION, Word, verdict, way_to_know
-from rlhf.run.finished import finished_evaluation, read_manifest, read_summary, reward_model_digest
+from rlhf.run.finished import finished_evaluation, read_manifest, reward_model_digest
 from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
 from rlhf.run.outcomes import Answer, SampleLine
 from rlhf.terminal import wording
@@ -140,7 +140,6 @@ def load(run_directory: Path, stage: PolicyLabel | None = None) -> Evaluated:
     answers: Answers = {}
     for line in lines:
         answers.setdefault(line.prompt, []).append(line.answers[stage])
-    rm_summary = read_summary(run_directory / RM)
     policy = run_directory / stage
     of_policy = read_manifest(policy).settings if (policy / MANIFEST).is_file() else {}
     metrics = {key.removeprefix(f"{stage}/"): x for key, x in summary.metrics.items() if x is not None}
@@ -149,7 +148,7 @@ def load(run_directory: Path, stage: PolicyLabel | None = None) -> Evaluated:
         policy=stage,
         seed=manifest.seed,
         answers=answers,
-        reward_model=reward_model_digest(rm_summary) if rm_summary else None,
+        reward_model=reward_model_digest(run_directory),
         metrics={key: x for key, x in metrics.items() if "/" not in key},
         settings=manifest.settings | ({stage: of_policy[stage]} if stage in of_policy else {}),
         reward_functions=manifest.reward_functions,

@@ -35,21 +35,6 @@ def read(file: Path) -> list[Prompt]:
     return list(dict.fromkeys(found))
 
 
-def require(run: StageRun, labels: Sequence[PolicyLabel]) -> list[PolicyLabel]:
-    """Return the policies to sample from: these, or the base, the start and every policy that was trained.
-
-    They and the reward models that are finished are verified. No library is imported before. Raises ParentMissing or
-    UserError.
-    """
-    recipe = run.loaded.recipe
-    chosen = list(labels) or list(dict.fromkeys(("base", recipe.start, *run.trained_policies())))
-    made = [label for label in chosen if label != "base"]
-    scoring = [name for name in REWARD_MODELS if recipe.section(name) and (run.folder(name) / SUMMARY).exists()]
-    for stage in (*((PRETRAIN,) if recipe.pretrain else ()), *made, *scoring):
-        run.require(stage)
-    return chosen
-
-
 def sample(
     run: StageRun,
     labels: Sequence[PolicyLabel],
@@ -59,12 +44,18 @@ def sample(
 ) -> tuple[list[JsonObject], int]:
     """Sample `count` answers to each prompt from each policy, with its scores by the reward models that are finished.
 
-    Returns rows as in samples.jsonl, and the number of prompts that were cut.
+    `labels`: these policies; without any the base, the start and every policy that was trained. Returns rows as in
+    samples.jsonl, and the number of prompts that were cut. Raises ParentMissing, or UserError for what has changed.
 
     Sampling is that of `evaluate` in the recipe, and so is its stream of random numbers: the same prompts give the same
     answers. `temperature` replaces the recipe's.
     """
     recipe = run.loaded.recipe
+    labels = labels or list(dict.fromkeys(("base", recipe.start, *run.trained_policies())))
+    made = [label for label in labels if label != "base"]
+    scoring = [name for name in REWARD_MODELS if recipe.section(name) and (run.folder(name) / SUMMARY).exists()]
+    for stage in (*((PRETRAIN,) if recipe.pretrain else ()), *made, *scoring):
+        run.require(stage)
     environment.prepare(recipe)
     from rlhf.evaluation.policies import heldout_sampling, load_roles, measure, role_of
     from rlhf.evaluation.samples import sample_rows
@@ -77,8 +68,8 @@ def sample(
     if temperature is not None:
         sampling = replace(sampling, temperature=temperature)
     _, cut = tokenizer.encode_prompts(prompts, sampling.max_prompt_length)
-    trained = [label for label in labels if label != "base" and label != SFT]
-    start = run.policy_start() if {SFT, *trained} & {*labels} else None  # the base needs no SFT
+    trained = [label for label in made if label != SFT]
+    start = run.policy_start() if made else None  # the base needs no SFT
     with working("loading the policies"):
         shared = load_roles(run, device, start, trained)
     samples = {

@@ -12,11 +12,11 @@ from rlhf.data.rows import Example, PreferencePair, of_kind
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, json_lines, write_output
 from rlhf.process import environment
-from rlhf.recipe import PinnedRecipe, parents
+from rlhf.recipe import parents
 from rlhf.recipe.schema import Rm
-from rlhf.recipe.stages import EVALUATE, RM
+from rlhf.recipe.stages import RM
 from rlhf.run.directory import StageRun
-from rlhf.run.finished import read_summary, reward_model_digest
+from rlhf.run.finished import reward_model_digest
 from rlhf.run.layout import ADAPTER
 from rlhf.terminal import say
 
@@ -58,34 +58,21 @@ class ScoredItem(NamedTuple):
         return None if chosen is None or rejected is None else chosen - rejected
 
 
-def finished_run(loaded: PinnedRecipe, out: Path) -> StageRun:
-    """Return the run whose reward model scores. No library is imported before.
-
-    Raises ParentMissing if a stage that scoring needs is not done, and UserError if it was done with other settings.
-    """
-    run = StageRun(out, loaded, EVALUATE)
-    run.require(RM)
-    for stage in parents(loaded.recipe, RM):
-        run.require(stage)
-    return run
-
-
 class RewardModel:
     """The reward model of a finished run."""
 
     def __init__(self, run: StageRun):
-        """Load the model of a `finished_run`."""
-        recipe, folder = run.loaded.recipe, run.folder(RM)
+        """Load the model. Raises ParentMissing if it is not done, and UserError if it was made with other settings."""
+        recipe, folder = run.loaded.recipe, run.require(RM)
+        for stage in parents(recipe, RM):
+            run.require(stage)
         environment.prepare(recipe)
         from rlhf.models.loading import load_base, load_tokenizer
         from rlhf.models.shared_base import SharedBase
         from rlhf.process.torch_setup import set_up_torch
 
         self.options = recipe.options(Rm)
-        summary = read_summary(folder)
-        digest = reward_model_digest(summary) if summary else None
-        assert digest  # `finished_run` has checked it
-        self.digest = digest  # names the reward model in output files
+        self.digest = reward_model_digest(run.run_directory)
         device = set_up_torch(recipe)
         self.tokenizer = load_tokenizer(run.base)
         self.shared = SharedBase(load_base(run.base, device), {"reference": run.policy_start()})
@@ -138,12 +125,12 @@ def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
     )
 
 
-def write(scored: Sequence[ScoredItem], reward_model: str, file: Path) -> None:
+def write(scored: Sequence[ScoredItem], reward_model: str | None, file: Path) -> None:
     """Write lines in the layout of a run's samples.jsonl, each with the hash of the reward model's weights."""
     write_output(file, json_lines(_line(row, reward_model) for row in scored))
 
 
-def _line(row: ScoredItem, reward_model: str) -> JsonObject:
+def _line(row: ScoredItem, reward_model: str | None) -> JsonObject:
     line: JsonObject = {"source": row.item.source, "reward_model": reward_model, "prompt": row.prompt}
     for name, score in row.scores.items():
         line[name] = {"response": row.item.answers[name], "score": score}

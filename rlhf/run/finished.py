@@ -13,7 +13,7 @@ from pathlib import Path
 from rlhf.errors import UserError
 from rlhf.files import read_json, sha256
 from rlhf.recipe import StageName
-from rlhf.recipe.stages import EVALUATE, STAGE_TABLE
+from rlhf.recipe.stages import EVALUATE, RM, STAGE_TABLE
 from rlhf.run import reader, records
 from rlhf.run.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD, MANIFEST, RESULT_FOLDERS, SAMPLES, SUMMARY
 
@@ -114,10 +114,11 @@ def _results(path: Path) -> list[Path]:
     return [file for file in files if file.is_file() and file.name != CARD]
 
 
-def reward_model_digest(summary: records.Summary) -> str | None:
-    """Return what names a reward model in files with its scores, the beginning of its hash; None without an adapter."""
-    digests = [digest for name, digest in summary.result_sha256.items() if name.endswith(ADAPTER_WEIGHTS)]
-    return digests[0][:16] if digests else None
+def reward_model_digest(run_directory: Path) -> str | None:
+    """Return what names a run's reward model in files with its scores, the beginning of its hash; None without one."""
+    summary = read_summary(run_directory / RM)
+    digest = summary.result_sha256.get(ADAPTER_WEIGHTS) if summary else None
+    return digest and digest[:16]
 
 
 def result_hash(file: Path) -> str:

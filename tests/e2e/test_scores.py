@@ -14,6 +14,7 @@ from rlhf.data.tokenize import Encoded
 from rlhf.evaluation import score
 from rlhf.evaluation.reward_model import scores_of
 from rlhf.recipe import as_yaml
+from rlhf.run.directory import StageRun
 from tests.helpers import RECIPE, SMALL, beside, content_of, not_none, rlhf, run_stages, small
 from tests.lines import read_intact_lines
 
@@ -23,7 +24,7 @@ ANSWERS = ["Red.", "  Red.", "Red. \n", "Red.\n\n", "A lemon is a kind of fruit.
 
 @pytest.fixture(scope="module")
 def model(trained) -> score.RewardModel:
-    return score.RewardModel(score.finished_run(small(), trained))
+    return score.RewardModel(StageRun(trained, small(), "evaluate"))
 
 
 @pytest.fixture(scope="module")
