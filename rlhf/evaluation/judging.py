@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rlhf.errors import OptionError, UserError
 from rlhf.packages import install_command, require
 from rlhf.process import proxies
-from rlhf.terminal import excerpt, harmless
+from rlhf.terminal import excerpt
 
 TIMEOUT = 300.0  # seconds for one answer
 RETRIES = 10  # 40 to 55 seconds of waiting, as limits on requests are for a minute
@@ -114,24 +114,19 @@ class Endpoint:
             kind = Refused if status in (400, 413, 422) else kind
             raise kind(
                 f"{self.url} with model {self.model} and the key in OPENAI_API_KEY: {status}: "
-                f"{quoted(error.response.text)}; what was judged is kept"
+                f"{excerpt(error.response.text)}; what was judged is kept"
             ) from None
         except openai.APIConnectionError as error:
             if not self._client.max_retries:
                 raise self._silence(error.__cause__ or error) from None
-            raise Unavailable(f"{self.url} fails ({quoted(str(error.__cause__ or error))}): try again later") from None
+            raise Unavailable(f"{self.url} fails ({excerpt(str(error.__cause__ or error))}): try again later") from None
         except Exception as error:  # an answer of another shape makes errors of many types
-            problem = quoted(f"{type(error).__name__}: {error}")
+            problem = excerpt(f"{type(error).__name__}: {error}")
             raise UserError(f"{self.url} does not answer as a chat completion ({problem})") from None
         return Reply(said or "", usage.prompt_tokens if usage else 0, usage.completion_tokens if usage else 0)
 
     def _silence(self, error: BaseException) -> UserError:
         return UserError(
-            f"no endpoint answers at {self.url} ({quoted(str(error))}); start one with `rlhf serve`, or check "
+            f"no endpoint answers at {self.url} ({excerpt(str(error))}); start one with `rlhf serve`, or check "
             f"{self._option} and http_proxy"
         )
-
-
-def quoted(text: str) -> str:
-    """Return the excerpt of what an endpoint says, without what does not print."""
-    return excerpt(harmless(text))

@@ -20,7 +20,7 @@ from rlhf.recipe.stages import EVALUATE, STAGES, TRAINING_STAGES
 from rlhf.run import reader
 from rlhf.run.comparisons import totals
 from rlhf.run.evidence import gains_over_start
-from rlhf.run.finished import read_manifest, read_summary
+from rlhf.run.finished import read_manifest, verified
 from rlhf.run.layout import SUMMARY
 from rlhf.run.outcomes import Reproduction
 from rlhf.run.provenance import code_version
@@ -115,7 +115,6 @@ def write_record(
     """
     folders = _folders(loaded, out, seeds, stages)
     every = [folder for of_seed in folders.values() for folder in of_seed.values()]
-    summaries = {seed: {s: _summary(f).plain() for s, f in of_seed.items()} for seed, of_seed in folders.items()}
     check_same(every)
     content = {
         "recipe": loaded.name,
@@ -126,7 +125,10 @@ def write_record(
         **_conditions(every[0]),
         "price_per_hour": price,
         **_own_rows(loaded, every),
-        "seeds": {str(seed): of_seed for seed, of_seed in summaries.items()},
+        "seeds": {
+            str(seed): {stage: verified(folder.parent, stage).plain() for stage, folder in of_seed.items()}
+            for seed, of_seed in folders.items()
+        },
     }
     write_json(out / f"{loaded.name}-{loaded.version}.json", content)
     return Reproduction.model_validate(content)
@@ -140,14 +142,6 @@ def _own_rows(loaded: PinnedRecipe, folders: Sequence[Path]) -> dict[str, Any]:
     read = {(Path(file.name).name, file.sha256) for made in manifests if made.data for file in made.data.files}
     others = {key: value for key, value in loaded.overrides.items() if key != "data.files"}
     return {"rows": [{"name": name, "sha256": digest} for name, digest in sorted(read)], "overrides": others}
-
-
-def _summary(folder: Path) -> Summary:
-    """Return the summary of a stage. Raises UserError if the stage is not done."""
-    summary = read_summary(folder)
-    if summary is None:
-        raise UserError(f"{folder}: {folder.name} is not done")
-    return summary
 
 
 def record_of(loaded: PinnedRecipe) -> tuple[Path, Reproduction] | None:

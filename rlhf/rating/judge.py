@@ -7,11 +7,11 @@ import re
 from typing import get_args
 
 from rlhf.evaluation import judging
-from rlhf.evaluation.judging import Endpoint, Refused, quoted
+from rlhf.evaluation.judging import Endpoint, Refused
 from rlhf.process.threads import results_of
 from rlhf.rating import ratings
 from rlhf.rating.pairs import AnswerOrder, Pair, PairedAnswers
-from rlhf.terminal import say
+from rlhf.terminal import excerpt, say
 from rlhf.terminal.progress import Bar
 
 AT_ONCE = 4  # pairs that are being judged
@@ -75,4 +75,4 @@ def run(paired: PairedAnswers, url: str, model: str, *, limit: int | None = None
     if refused:
         say(f"judge: {len(refused)} of {len(todo)} pairs are not judged: {refused[0]}")
     if unclear:
-        say(f"judge: {len(unclear)} replies without a clear choice, the first: {quoted(unclear[0]) or 'an empty one'}")
+        say(f"judge: {len(unclear)} replies without a clear choice, the first: {excerpt(unclear[0]) or 'an empty one'}")
