@@ -1,18 +1,24 @@
-"""What `rlhf run` prints of a finished stage, and of the chain so far: tables of its report, and every metric."""
+"""What `rlhf run` prints of a finished stage, and of the chain so far: tables of its report, metrics and answers."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.text import Text
 
+from rlhf.rating.pairs import turns
 from rlhf.recipe.stages import EVALUATE
 from rlhf.report import tables
+from rlhf.run import reader
 from rlhf.run.comparisons import Cost, costs
 from rlhf.run.evidence import gains_over_start
+from rlhf.run.layout import SAMPLES
+from rlhf.run.outcomes import SampleLine
 from rlhf.run.records import Summary
 from rlhf.terminal import screen, wording
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import estimate, number
 
+SHOWN = 3  # prompts
 COLOURS = {"good": "green", "bad": "red"}  # of what a cell or a sentence says
 
 
@@ -37,6 +43,25 @@ def show_stage(summary: Summary) -> None:
 def show_chain(summaries: Mapping[str, Summary]) -> None:
     """Print the targets and published figures of a recipe's finished stages, and of all stages together."""
     show_table("the chain so far", tables.figures(summaries, None))
+
+
+def show_samples(folder: Path) -> None:
+    """Print the first answers to held-out prompts that a stage kept, of its last step; those that differ come first."""
+    lines = reader.read_lines(folder / SAMPLES, SampleLine)
+    newest = [line for line in lines if line.step == lines[-1].step]
+    newest.sort(key=lambda line: len({answer.response for answer in line.answers.values()}) == 1)
+    if newest:
+        screen.OUT.print("\nheld-out prompts, the first whose answer changed", style="bold")
+    for line in newest[:SHOWN]:
+        show_sample(line)
+
+
+def show_sample(line: SampleLine) -> None:
+    """Print the last turn of a prompt and each policy's answer, with the number that counts most."""
+    screen.OUT.print(turns(line.prompt, line.messages)[-1][1], style="dim")
+    for policy, answer in line.answers.items():
+        given = next((f" ({name.replace('_', ' ')} {value:.3g})" for name, value in answer.given.items()), "")
+        screen.OUT.print(f"{policy}{given}: {answer.response.strip()}")
 
 
 def show_table(title: str, found: tables.Table | None) -> None:

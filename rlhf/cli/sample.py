@@ -5,15 +5,14 @@ from pathlib import Path
 import click
 
 from rlhf.cli.choice import FILE, RUN, TEMPERATURE, TO, Choice, chooses_recipe
+from rlhf.cli.outcome import show_sample
 from rlhf.evaluation import own_prompts
 from rlhf.files import json_lines, write_output
 from rlhf.process.libraries import quiet_libraries
-from rlhf.rating.pairs import turns
 from rlhf.recipe.stages import EVALUATE, LABELS, PolicyLabel
 from rlhf.run.directory import StageRun
 from rlhf.run.outcomes import SampleLine
 from rlhf.terminal import counted, say
-from rlhf.terminal.tables import show_sample
 
 
 @click.command()
@@ -43,11 +42,7 @@ def sample(
     with quiet_libraries():
         answers, cut = own_prompts.sample(run, stages, own, count, temperature)
     for row in answers:
-        line = SampleLine.model_validate(row)
-        said = {name: answer.response.strip() for name, answer in line.answers.items()}
-        scores = {name: answer.score for name, answer in line.answers.items() if answer.score is not None}
-        shown = {f"{name} ({scores[name]:.3f})" if name in scores else name: text for name, text in said.items()}
-        show_sample("\n".join(f"{speaker}: {text}" for speaker, text in turns(line.prompt, line.messages)), shown)
+        show_sample(SampleLine.model_validate(row))
     if cut:
         limit = loaded.recipe.evaluate.max_prompt_length
         say(f"{counted(cut, 'prompt')} cut to the last {limit} tokens (evaluate.max_prompt_length)")

@@ -10,7 +10,7 @@ import click
 
 from rlhf.cli import chain, report
 from rlhf.cli.choice import PATH, RUN, Choice, chooses_recipe
-from rlhf.cli.outcome import show_chain, show_stage
+from rlhf.cli.outcome import show_chain, show_samples, show_stage
 from rlhf.errors import OptionError
 from rlhf.observe import tracking, watch
 from rlhf.process import children, distributed, endings, environment, launching
@@ -22,7 +22,6 @@ from rlhf.run.directory import StageRun
 from rlhf.run.finished import read_summary
 from rlhf.stages import runner
 from rlhf.terminal import screen
-from rlhf.terminal.tables import show_sample
 
 
 def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
@@ -136,8 +135,6 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
     show_stage(summary)
     if result is not None:
         screen.OUT.print(f"written to {this_run.path}", style="dim")
-        if result.examples:
-            screen.OUT.print("\nheld-out prompts, the first whose answer changed", style="bold")
-        for example in result.examples:
-            show_sample(*example)
+        if stage in (SFT, *POLICIES, EVALUATE):
+            show_samples(this_run.path)
     return this_run.path

@@ -1,4 +1,4 @@
-"""Answers to held-out prompts for reading: the rows of samples.jsonl, and the few that a command shows at its end."""
+"""Answers to held-out prompts for reading: the rows of samples.jsonl."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,9 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.data.worlds import gym
 from rlhf.evaluation.policies import PolicySamples
 from rlhf.files import JsonObject
-from rlhf.run.evidence import OF_FUNCTION, judgements
+from rlhf.run.evidence import OF_FUNCTION
 
 LabelT = TypeVar("LabelT", bound=str)  # names of policies
-SHOWN = 3  # prompts
 
 
 def sample_rows(
@@ -69,26 +68,3 @@ def expected_answers(corpus: Corpus) -> dict[Prompt, str]:
         if row.right_answer is not None and (right := gym.right_answer(row.right_answer)):
             expected.setdefault(row.prompt, right)
     return expected
-
-
-def examples(prompts: Sequence[Prompt], samples: Mapping[LabelT, PolicySamples]) -> list[tuple[str, dict[str, str]]]:
-    """Return the first SHOWN prompts to which the second policy answers otherwise than the first one, the start.
-
-    Of a prompt it is the last turn of the user, then the answers by label, such as `ppo (score 1.30)`: the policy's
-    name with the number that counts most.
-    """
-    start, *others = samples.values()
-    after = others[0] if others else start
-    name = next((name for name in judgements(after.functions()) if name in after.judged), "")
-    order = sorted(range(len(start.texts)), key=lambda i: start.texts[i] == after.texts[i])
-    shown = []
-    for i in order[:SHOWN]:
-        answers = {}
-        for label, policy in samples.items():
-            number = _given(policy, i).get(name)
-            beside = "" if number is None else f" ({name.removeprefix(OF_FUNCTION).replace('_', ' ')} {number:.2f})"
-            answers[label + beside] = policy.texts[i]
-        prompt = prompts[i // start.samples_per_prompt]
-        question = next((message.content for message in reversed(prompt) if message.role == "user"), prompt[-1].content)
-        shown.append((question, answers))
-    return shown

@@ -18,7 +18,6 @@ from rlhf.data.pairs import EncodedPair
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation.policies import gains_over_start
 from rlhf.evaluation.reward_model import accuracy
-from rlhf.evaluation.samples import examples
 from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Dpo
@@ -60,7 +59,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
             preferred = preference_accuracy(shared, tokenizer, pairs.heldout, 2 * options.per_device_train_batch_size)
     counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
     metrics = gains_over_start(before, after, recipe.start) | counts | best_step
-    return Result(metrics, telemetry.costs(), examples(prompts, {recipe.start: before, "dpo": after}))
+    return Result(metrics, telemetry.costs())
 
 
 def losses_of(options: Dpo) -> dict[str, Any]:

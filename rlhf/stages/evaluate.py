@@ -21,7 +21,7 @@ from rlhf.evaluation.policies import (
     role_of,
 )
 from rlhf.evaluation.references import Overlap
-from rlhf.evaluation.samples import examples, expected_answers, sample_rows
+from rlhf.evaluation.samples import expected_answers, sample_rows
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Evaluate
 from rlhf.recipe.stages import EVALUATE, PolicyLabel, PolicyStart
@@ -78,8 +78,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         for label, policy in samples.items():
             metrics |= {f"{label}/{key}": value for key, value in overlap.metrics(policy.texts).items()}
     run.logs.samples(0, sample_rows(tokenizer, prompts, samples, expected_answers(corpus)))
-    shown = examples(prompts, {name: samples[name] for name in (start, *trained)})
-    return Result(metrics, telemetry.costs(), shown)
+    return Result(metrics, telemetry.costs())
 
 
 def _demonstrations(tokenizer: DialogueTokenizer, corpus: Corpus, options: Evaluate) -> list[ScoredText]:

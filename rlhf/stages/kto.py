@@ -20,7 +20,6 @@ from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import gains_over_start
-from rlhf.evaluation.samples import examples
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Kto
 from rlhf.run.directory import StageRun
@@ -93,7 +92,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     }
     counts = {"train_good": good, "train_bad": len(training) - good, **cuts}
     metrics = gains_over_start(before, after, recipe.start) | telling | counts | best_step
-    return Result(metrics, telemetry.costs(), examples(prompts, {recipe.start: before, run.stage: after}))
+    return Result(metrics, telemetry.costs())
 
 
 class _Trainer(RunTrainer, KTOTrainer):

@@ -17,7 +17,7 @@ from rlhf.data.tokenize import DialogueTokenizer, Encoded, Imitated, imitated
 from rlhf.errors import UserError
 from rlhf.evaluation.likelihood import perplexity, scored_texts
 from rlhf.evaluation.policies import PolicySamples, heldout_sampling
-from rlhf.evaluation.samples import examples, expected_answers, sample_rows
+from rlhf.evaluation.samples import expected_answers, sample_rows
 from rlhf.models.adapters import new_adapter
 from rlhf.models.loading import load_base
 from rlhf.observe.telemetry import Telemetry
@@ -82,7 +82,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         **cuts,
         **best_step,
     }
-    return Result(metrics, telemetry.costs(), examples(prompts, answers))
+    return Result(metrics, telemetry.costs())
 
 
 class _Trainer(RunTrainer, SFTTrainer):

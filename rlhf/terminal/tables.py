@@ -1,6 +1,6 @@
-"""Tables and samples on stdout."""
+"""Tables on stdout."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -16,11 +16,3 @@ def rows_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str |
     for row in rows:
         table.add_row(*row)
     screen.OUT.print(table)
-
-
-def show_sample(prompt: str, answers: Mapping[str, str]) -> None:
-    """Print a prompt and each policy's answer to it."""
-    screen.OUT.print(prompt.strip(), style="dim")
-    width = max(map(len, answers))
-    for name, answer in answers.items():
-        screen.OUT.print(f"{name:>{width}}: {answer}")

@@ -14,7 +14,7 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.evaluation.policies import PolicySamples, gains_over_start, measure
 from rlhf.evaluation.reward_model import add_reward_models
-from rlhf.evaluation.samples import examples, expected_answers, sample_rows
+from rlhf.evaluation.samples import expected_answers, sample_rows
 from rlhf.files import remove
 from rlhf.models.adapters import adapter_weights, lora_config, save_adapter, set_adapter_state
 from rlhf.models.loading import base_name, load_base
@@ -226,8 +226,7 @@ class Session:
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy")
         metrics = gains_over_start(before, after, start) | {"best_step": math.nan if best is None else best}
-        shown = examples(self.test, {start: before, run.stage: after})
-        return Result(metrics, self.telemetry.costs(), shown)
+        return Result(metrics, self.telemetry.costs())
 
     def _choose_policy(self, state: TrainState[Any]) -> int | None:
         """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""
