@@ -9,7 +9,7 @@ from rlhf.data.worlds.lengths import lengths_of_hh
 from rlhf.plan.own_rows import Lengths, Rows
 from rlhf.recipe import Recipe, TrainingName
 from rlhf.recipe.schema import Dialogues
-from rlhf.recipe.stages import REWARD_MODELS, STAGE_TABLE
+from rlhf.recipe.stages import STAGE_TABLE
 
 SORTED_BATCHES = 16  # batches that are sorted by length together, as in rlhf/stages/supervised/row_order.py
 DRAWN = 2**14  # rows: enough for a mean
@@ -18,23 +18,22 @@ DRAWN = 2**14  # rows: enough for a mean
 def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows | None) -> float:
     """Return the tokens of a row in a phase, with its padding, over those of the longest row that the stage admits.
 
-    Rows of a rollout are sampled as they come, and sorted by length before they are scored and before an update; joined
-    ones have no padding. Responses of a rollout are taken to be as long as the stage admits. `rows` are those of files
-    that were read.
+    Rows of a rollout are sampled as they come, and sorted by length before they are scored and before an update.
+    Responses of a rollout are taken to be as long as the stage admits. `rows` are those of files that were read. Rows
+    that `hardware.joined_rows` joins count with their padding: no card has shown what that gains.
     """
-    options, joined = recipe.training_section(stage), joins_rows(recipe, stage, phase)
-    lengths = _lengths(recipe, rows)
+    options, lengths = recipe.training_section(stage), _lengths(recipe, rows)
     if lengths is None:
         return 1.0
     if isinstance(options, Dialogues):
-        return padded_share(lengths, options, pairs=STAGE_TABLE[stage].rows == "pairs", joined=joined)
+        return _share_of_dialogues(lengths, options, pairs=STAGE_TABLE[stage].rows == "pairs")
     together = {  # rows of a pass, and those that are sorted for it
         "rollout/prefill": (options.rollout_batch_size, min(options.rollout_batch_size, options.batch_size)),
         "score": (options.score_rows, options.batch_size),
         "update": (options.per_device_train_batch_size, options.batch_size // options.num_mini_batches),
         "evaluate": (options.rollout_batch_size, min(options.rollout_batch_size, options.max_eval_samples)),
     }
-    micro, sorted_rows = (1, 1) if joined else together[phase]
+    micro, sorted_rows = together[phase]
     copies = 1 if phase == "evaluate" else options.samples_per_prompt
     prompts, micro = math.ceil(sorted_rows / copies), math.ceil(micro / copies)
     table = [min(prompt, options.max_prompt_length) for prompt, _, _ in lengths]
@@ -44,34 +43,15 @@ def share_of_longest(recipe: Recipe, stage: TrainingName, phase: str, rows: Rows
     return (prompt + options.response_length) / (options.max_prompt_length + options.response_length)
 
 
-def joins_rows(recipe: Recipe, stage: TrainingName, phase: str) -> bool:
-    """Return whether a phase of a stage computes no padding (rlhf/models/lean/packed.py).
-
-    The trainer of reward models wants the states of whole rows. Held-out rows of trainers are padded, because the
-    library's layers read them, and so are prompts that are sampled with weights in 4 bits.
-    """
-    hardware = recipe.hardware
-    samples = stage in recipe.online() and recipe.model.quantization == "none"
-    return (
-        phase in ("train", "score", "update", *(("rollout/prefill", "evaluate") if samples else ()))
-        and hardware.trunk == "lean"
-        and hardware.device == "cuda"
-        and recipe.model.dtype != "float32"
-        and stage not in REWARD_MODELS
-    )
-
-
-def padded_share(lengths: Lengths, options: Dialogues, pairs: bool, joined: bool = False) -> float:
+def _share_of_dialogues(lengths: Lengths, options: Dialogues, pairs: bool) -> float:
     """Return the tokens of a micro-batch with its padding, over those of rows that are all as long as the stage admits.
 
-    `pairs`: both answers are padded to the longer one; otherwise rows have the chosen one. `joined`: nothing is padded.
+    `pairs`: both answers are padded to the longer one; otherwise rows have the chosen one.
     """
     longest, micro = options.max_length, options.per_device_train_batch_size
     prompts = [min(prompt, options.max_prompt_length) + 1 for prompt, _, _ in lengths]
-    answers = [(chosen, rejected) if pairs else (chosen,) for _, chosen, rejected in lengths]
-    if joined:
-        return mean(min(p + n, longest) for p, row in zip(prompts, answers, strict=True) for n in row) / longest
-    table = [min(p + max(row), longest) for p, row in zip(prompts, answers, strict=True)]
+    answers = [max(chosen, rejected) if pairs else chosen for _, chosen, rejected in lengths]
+    table = [min(prompt + answer, longest) for prompt, answer in zip(prompts, answers, strict=True)]
     batch = micro * options.gradient_accumulation_steps  # of which rows of similar length share a micro-batch
     return _padded(table, micro, batch * SORTED_BATCHES if options.group_by_length else micro) / longest
 
