@@ -27,7 +27,7 @@ from rlhf.terminal.wording import GB, gb
 
 MORE_MEMORY, MORE_TIME = 0.03, 0.10  # shares above the record before; a time also beyond both records' quartiles
 NOTE = (
-    "step: median after the warm-up. CPU s: of all threads of the process. tokens: real ones. MFU, MBU: shares of a "
+    "step: median after the warm-up. CPU s: of all threads of the process. tokens: real ones. HFU, MBU: shares of a "
     "measured product's and a measured copy's rate (--shape longest). hours: projected from the mean step (--shape hh)."
 )
 
@@ -118,7 +118,7 @@ def add_derived(
     best: records.Ceilings,
     shape: str,
 ) -> None:
-    """Add the predicted peak, MFU and MBU (of the longest rows) and projected hours (of usual ones) to a row."""
+    """Add the predicted peak, HFU and MBU (of the longest rows) and projected hours (of usual ones) to a row."""
     row["predicted_peak_bytes"] = predicted.whole.peak_bytes if predicted else None
     if row.get("out_of_memory"):
         return
@@ -126,8 +126,8 @@ def add_derived(
     if shape == "longest" and predicted:  # operations are counted on the longest rows
         recipe, found = loaded.recipe, predicted.phases
         times = {phase: n for phase, n in projection.times_a_step(recipe, stage).items() if phase in found}
-        dense = sum((found[phase].work.flops - found[phase].work.recomputed) * n for phase, n in times.items())
-        row["mfu"] = dense / sum(row["phase_seconds"][phase]["median"] for phase in times) / best["flops"]
+        flops = sum(found[phase].work.flops * n for phase, n in times.items())
+        row["hfu"] = flops / sum(row["phase_seconds"][phase]["median"] for phase in times) / best["flops"]
         if options := recipe.online().get(stage):
             steps = (options.response_length - 1) * math.ceil(options.batch_size / options.rollout_batch_size)
             moved = steps * projection.decoding_step_bytes(recipe, stage, predicted, longest=True)
@@ -140,7 +140,7 @@ def show(loaded: PinnedRecipe, record: Mapping[str, Any]) -> None:
     """Print what the stages cost, and published figures for the same settings beside it."""
     stages: Mapping[StageName, StageSteps] = record["stages"]
     clock = "CPU s" if all(row.get("clock", "cpu") == "cpu" for row in stages.values()) else "s"
-    columns = ("stage", f"step, {clock}", f"tokens/{clock[-1]}", "MFU", "MBU", "peak, GB", "predicted, GB", "hours")
+    columns = ("stage", f"step, {clock}", f"tokens/{clock[-1]}", "HFU", "MBU", "peak, GB", "predicted, GB", "hours")
     title = f"{loaded.name} {loaded.version} on {records.device_text(record['device'])}"
     rows_table(title, columns, [_cells(stage, row) for stage, row in stages.items()])
     if published := [*published_rows(loaded, stages)]:
@@ -153,7 +153,7 @@ def _cells(stage: str, row: StageSteps) -> tuple[str, ...]:
     if row.get("out_of_memory"):
         return (stage, *["-"] * 4, "OUT OF MEMORY", predicted, "-")
     vram, time = row["peak_vram_bytes"], row["step_seconds"]
-    shares = ["-" if (share := row.get(key)) is None else f"{share:.0%}" for key in ("mfu", "mbu")]
+    shares = ["-" if (share := row.get(key)) is None else f"{share:.0%}" for key in ("hfu", "mbu")]
     return (
         stage,
         f"{time['median']:.3g} [{time['low']:.3g}, {time['high']:.3g}]",

@@ -1,4 +1,4 @@
-"""Measured limits of a device: rates of a large product and a large copy, the denominators of MFU and MBU."""
+"""Measured limits of a device: rates of a large product and a large copy, the denominators of HFU and MBU."""
 
 import statistics
 import time

@@ -63,7 +63,7 @@ class StageSteps(TypedDict, total=False):
     peak_rss_bytes: int  # resident pages of the process
     component_bytes: dict[str, int] | None
     adapter_bytes: int | None  # of the files
-    mfu: float | None  # share of the rate of a large product, 0 to 1, without recomputed operations
+    hfu: float | None  # share of the rate of a large product, 0 to 1; what is computed twice counts twice
     mbu: float | None  # of decoding: share of the rate of a large copy, 0 to 1
     hours: float | None  # of all steps by the mean one, projected
     predicted_peak_bytes: int | None

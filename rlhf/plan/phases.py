@@ -21,25 +21,18 @@ ON_HOST = tuple(stage for stage, row in STAGE_TABLE.items() if row.on_host)  # s
 class Work:
     """What the operations of a phase compute, move and launch; `+=` adds that of others."""
 
-    flops: int = 0  # all that the device computes
-    recomputed: int = 0  # of `flops`, those that a backward pass repeats because it did not keep their results
-    moved: int = 0  # bytes that operations other than products read and write
-    launched: int = 0  # operations that launch at least one kernel
+    flops: int | float = 0  # operations of products; they are counted, and of a whole stage a share of what was counted
+    moved: int | float = 0  # bytes that other operations read and write
+    launched: int | float = 0  # operations that launch at least one kernel
 
     def __iadd__(self, other: "Work") -> Self:
         self.flops += other.flops
-        self.recomputed += other.recomputed
         self.moved += other.moved
         self.launched += other.launched
         return self
 
     def __sub__(self, other: "Work") -> "Work":
-        return Work(
-            self.flops - other.flops,
-            self.recomputed - other.recomputed,
-            self.moved - other.moved,
-            self.launched - other.launched,
-        )
+        return Work(self.flops - other.flops, self.moved - other.moved, self.launched - other.launched)
 
 
 @dataclass

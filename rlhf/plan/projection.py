@@ -47,18 +47,13 @@ REHEARSED_DECODING = 2  # steps of each batch that is decoded in a rehearsal
 # -- a whole stage ----------------------------------------------------------------------------------------------------
 
 
-class PhaseWork(NamedTuple):
-    """What a phase does in a whole stage."""
-
-    flops: float
-    moved: float  # bytes that operations other than products read and write
-    launched: float  # operations that launch a kernel; none on a CPU
-
-
 class StageWork(NamedTuple):
-    """What a whole stage does: its phases but for decoding, and what that reads and launches."""
+    """What a whole stage does: its phases but for decoding, and what that reads and launches.
 
-    phases: Sequence[PhaseWork]
+    A CPU launches nothing.
+    """
+
+    phases: Sequence[Work]
     decoded_bytes: float
     decoded_launches: float = 0.0  # by the card itself, where a step is a captured graph
     trunk: Trunk = "library"  # what launches the phases
@@ -70,10 +65,10 @@ class StageWork(NamedTuple):
         """
         host = HOST_LAUNCH[self.trunk]
         on_card = [max(_on_card(phase, rates), phase.launched * host) for phase in self.phases]
-        return sum(on_card) + _on_card(PhaseWork(0, self.decoded_bytes, self.decoded_launches), rates)
+        return sum(on_card) + _on_card(Work(0, self.decoded_bytes, self.decoded_launches), rates)
 
 
-def _on_card(work: PhaseWork, rates: Rates) -> float:
+def _on_card(work: Work, rates: Rates) -> float:
     products, memory = work.flops / rates.flops, work.moved / rates.bandwidth
     return products * CALIBRATED.products + memory * CALIBRATED.memory + work.launched * CALIBRATED.launch
 
@@ -95,7 +90,7 @@ def stage_work(
     for name, work, n in done:
         # Of the tokens with which the work was rehearsed. A kernel is launched for short rows as for long ones.
         share = share_of_longest(recipe, stage, name, rows)
-        phases.append(PhaseWork(share * work.flops * n, share * work.moved * n, work.launched * n * on_card))
+        phases.append(Work(share * work.flops * n, share * work.moved * n, work.launched * n * on_card))
     decoded = launched = 0.0
     if any(name.endswith("decode") for name in predicted.phases):
         taken = _decoding_steps(recipe, stage, rows)

@@ -251,7 +251,6 @@ def test_operations_of_a_training_step():
     spared = 2 * sum(width * out + RANK * width for width, out in WIDTHS[:3])
     by_hand = tokens * (4 * matrices + 6 * adapters + attention - spared) + labels * 6 * 200 * HIDDEN
     assert counted.flops == by_hand
-    assert counted.recomputed == labels * 2 * 200 * HIDDEN, "the logits"
 
 
 @pytest.fixture(scope="module")
@@ -261,19 +260,14 @@ def on_cuda() -> Rehearsals:
 
 
 @pytest.mark.parametrize(("stage", "phase"), [("sft", "train"), ("ppo", "update")])
-def test_the_model_s_operations_do_not_depend_on_checkpointing(on_cuda, stage, phase):
-    """But for one product: peft asks for the gradient of what enters the first layer, so that there is one to trace."""
+def test_checkpointing_computes_a_forward_pass_again(on_cuda, stage, phase):
+    """And one product: peft asks for the gradient of what enters the first layer, so that there is one to trace."""
     changes = {"hardware__device": "cuda", "model__dtype": "bfloat16"}
     plain, again = (
         on_cuda(tiny(2, vocab=200, **changes, **{f"{stage}__gradient_checkpointing": on}), stage)[phase].work
         for on in (False, True)
     )
-    more = again.flops - again.recomputed - (plain.flops - plain.recomputed)
-    assert 0 <= more < 0.04 * plain.flops
-    if stage == "sft":
-        assert more == 2 * 4 * 64 * sum(width * out + RANK * width for width, out in WIDTHS[:3])  # of one step
-    repeated = again.recomputed - plain.recomputed
-    assert 0.25 * plain.flops < repeated < 0.5 * plain.flops, "about a forward pass of a forward and a backward"
+    assert 1.25 < again.flops / plain.flops < 1.54, "about a forward pass of a forward and a backward"
 
 
 def test_a_shorter_row_never_needs_less_memory(on_cuda, monkeypatch):

@@ -43,7 +43,6 @@ SYMBOLS = {  # module:name -> the module that uses, overrides or replaces it
     "torch.utils._python_dispatch:TorchDispatchMode": TRACKER,
     "torch.ops.profiler:_record_function_enter_new": TRACKER,
     "torch.ops.profiler:_record_function_exit._RecordFunction": TRACKER,
-    "torch.utils.checkpoint:_recomputation_hook": PATHS,
     "torch:_C._current_graph_task_id": "peakmem/gradient_sums.py",
     "torch.autograd.graph:_engine_run_backward": "peakmem/gradient_sums.py",
     "torch.ops.mkldnn:_linear_pointwise": "rlhf/models/matmul.py",

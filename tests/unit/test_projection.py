@@ -9,7 +9,7 @@ from rlhf import recipe
 from rlhf.cli import plan as tables
 from rlhf.plan import padding, plan, projection
 from rlhf.plan.hardware import RATES, Rates
-from rlhf.plan.phases import PredictedStage
+from rlhf.plan.phases import PredictedStage, Work
 from rlhf.plan.rehearsal import short_runs
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.schema_online import Ppo
@@ -35,8 +35,8 @@ def test_padding_lessens_what_is_computed_and_moved_but_no_launches(monkeypatch)
     stage = SFT._replace(phases={"train": phase(800, 160, 20, base=1), "evaluate": phase(80, 16, 4, base=1)})
     monkeypatch.setattr(projection, "share_of_longest", lambda *_: 0.5)
     work = projection.stage_work(sft_recipe().recipe, "sft", stage)
-    training = projection.PhaseWork(8000 / 2, 10 * 160 / 2, 10 * 20)
-    assert work and work.phases[:2] == [training, projection.PhaseWork(320 / 2, 4 * 16 / 2, 4 * 4)]
+    training = Work(8000 / 2, 10 * 160 / 2, 10 * 20)
+    assert work and work.phases[:2] == [training, Work(320 / 2, 4 * 16 / 2, 4 * 4)]
 
 
 def test_training_work_doubles_with_the_rows():
@@ -143,7 +143,7 @@ def test_steps_that_an_h200_measured_lie_in_the_interval(variant, operations):
 @pytest.mark.parametrize(("host", "seconds"), [("library", 26.0), ("lean", 38.0)])
 def test_a_phase_takes_no_less_than_the_host_needs_to_launch_it(host, seconds):
     """Of two phases one waits for its million launches, which the other's products cannot hide."""
-    products, launches = projection.PhaseWork(5000.0, 0.0, 0.0), projection.PhaseWork(1.0, 0.0, 1e6)
+    products, launches = Work(5000.0, 0.0, 0.0), Work(1.0, 0.0, 1e6)
     work = projection.StageWork([products, launches], 0.0, trunk=host)
     expected = 5 * projection.CALIBRATED.products + seconds
     assert work.seconds(CARD) == pytest.approx(expected, rel=1e-3)

@@ -41,7 +41,7 @@ def test_operations_of_products():
     }
 
 
-def traffic(run) -> tuple[int, int]:
+def traffic(run) -> tuple[float, float]:
     """Bytes moved and operations launched while `run` ran."""
     watch = tracker()
     with watch:

@@ -5,16 +5,14 @@ peakmem has the patches of torch and of other libraries; here are those of this 
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils import checkpoint
 
 from peakmem import events
-from peakmem.patches.replacing import Replaced
 from rlhf.models import matmul, random_base
 from rlhf.models.lean import layouts, packed, trunk
 from rlhf.models.lean.packed import JoinedPrompts
@@ -36,10 +34,6 @@ def patches(stand_in: CountingStandIn) -> Iterator[AbstractContextManager[object
     # Forward and backward passes have marks, between which peakmem/depth.py aligns events.
     for owner, name in ((torch.autograd, "backward"), (SharedBase, "response_hidden"), (SharedBase, "scores_at")):
         yield patch(owner, name, _marked(stand_in, getattr(owner, name), events.PASS, events.PASS))
-    yield patch(checkpoint, "_recomputation_hook", _recomputing(stand_in, checkpoint._recomputation_hook))
-    # The backward pass of TRL's fused head makes the logits again.
-    again = "trl.kernels.chunked_logprob:ChunkedLogProbFunction.backward"
-    yield Replaced(again, lambda backward: staticmethod(stand_in.recomputing()(backward)))
     for setting in (
         decoding.STEPS_BETWEEN_CHECKS_BY_DEVICE,
         library_decoding.WINDOW_BY_DEVICE,
@@ -76,17 +70,6 @@ def _marked(stand_in: CountingStandIn, run: Call, before: str, after: str | None
         return result
 
     return call
-
-
-def _recomputing(stand_in: CountingStandIn, hook: Call) -> Call:
-    """Return the block in which checkpointing runs a forward pass again, whose operations count as recomputed."""
-
-    @contextmanager
-    def block(*args: Any) -> Iterator[None]:
-        with stand_in.recomputing(), hook(*args):
-            yield
-
-    return block
 
 
 def _cached(stand_in: CountingStandIn, run: Call, made: Callable[[Any], Iterable[Tensor]]) -> Call:

@@ -3,8 +3,7 @@
 Floating-point operations are those of products; bytes are what all others read and write.
 """
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -49,7 +48,6 @@ class Counting(Tracker):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._recomputing = 0  # above 0 while a forward pass is computed again
         self._counts: dict[int, Counts] = {}  # by an operation's id: operations live for ever, and take long to hash
         self._work_here = Work()  # of the phase that runs
         self._work: dict[tuple[str, ...], Work] = {(): self._work_here}  # of each phase
@@ -60,27 +58,14 @@ class Counting(Tracker):
         super().has_run(func, args, kwargs, out, allocated)
         counts = self._counts.get(id(func)) or self._counts.setdefault(id(func), Counts.of(func))
         if counts.flops is not None:
-            self._add_flops(counts.flops(args, kwargs, out), self._recomputing > 0)
+            self._work_here.flops += counts.flops(args, kwargs, out)
         if allocated or (counts.writes and any(map(self._on_device, tensors_in(args)))):
             self._add_moves(counts, args, kwargs, out)
 
     def count_product(self, flops: int) -> None:
         """Count a product that runs outside of torch."""
         super().count_product(flops)
-        self._add_flops(flops, recomputed=False)
-
-    @contextmanager
-    def recomputing(self) -> Iterator[None]:
-        """Count what products compute in the block as computed again."""
-        self._recomputing += 1
-        try:
-            yield
-        finally:
-            self._recomputing -= 1
-
-    def _add_flops(self, flops: int, recomputed: bool) -> None:
         self._work_here.flops += flops
-        self._work_here.recomputed += flops if recomputed else 0
 
     def _add_moves(self, counts: Counts, args: Args, kwargs: Kwargs, out: object) -> None:
         """Count an operation that works on the device, and what it moves unless it is a product.
