@@ -11,7 +11,7 @@ from rlhf.cli.outcome import show_table
 from rlhf.errors import UserError
 from rlhf.plan import plan as planning
 from rlhf.plan import published_figures
-from rlhf.plan.fit import USABLE, refuse_less_than_the_base
+from rlhf.plan.fit import USABLE
 from rlhf.plan.fit import fit as fitting
 from rlhf.plan.own_rows import read_rows
 from rlhf.plan.phases import ON_HOST
@@ -162,7 +162,6 @@ def _show_fits(loaded: PinnedRecipe, stages: Sequence[StageName], limit: int) ->
     on_card = [stage for stage in stages if stage not in ON_HOST]
     if not on_card:
         raise click.UsageError(f"{stages[0]} uses the host's memory and none of the card's: there is nothing to fit")
-    refuse_less_than_the_base(loaded, on_card, limit)
     with Predictor() as predictor, working("looking for settings that fit") as say:
         found = fitting(predictor.predict, loaded, on_card, limit, say)
     needs = {stage: card_needed_bytes(predicted.whole) for stage, predicted in found.stages.items()}

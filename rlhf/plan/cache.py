@@ -1,15 +1,14 @@
-"""Answers of earlier rehearsals, and rates of this machine, on disk."""
+"""Answers of earlier rehearsals, on disk."""
 
 import functools
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from peakmem import cards
 from rlhf.files import cache_root, replacing, sha256
 from rlhf.packages import hash_of_modules, package_version
-from rlhf.plan.hardware import Rates, gpu_of
+from rlhf.plan.hardware import gpu_of
 from rlhf.plan.phases import RehearsedStage
 from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import PinnedRecipe, StageName
@@ -20,7 +19,6 @@ from rlhf.terminal import say
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 NOT_REHEARSED = ("cli", "commands", "plan", "rating", "report")  # parts of rlhf; of `plan`, a rehearsal runs some
 REHEARSED = TypeAdapter(RehearsedStage)
-Answer = TypeVar("Answer", RehearsedStage, Rates)
 
 
 def file_of(loaded: PinnedRecipe, name: StageName) -> Path:
@@ -54,19 +52,19 @@ def _code_hash() -> str:
     )
 
 
-def read(file: Path, form: TypeAdapter[Answer]) -> Answer | None:
+def read(file: Path) -> RehearsedStage | None:
     """Return the answer in a file; None without a whole one."""
     try:
-        return form.validate_json(file.read_bytes())
+        return REHEARSED.validate_json(file.read_bytes())
     except (OSError, ValidationError):
         return None
 
 
-def write(file: Path, form: TypeAdapter[Answer], answer: Answer) -> None:
+def write(file: Path, answer: RehearsedStage) -> None:
     """Keep an answer in its file, if that can be written; if not, say so."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
-            temporary.write_bytes(form.dump_json(answer))
+            temporary.write_bytes(REHEARSED.dump_json(answer))
     except OSError as error:
         say(f"{error}: what is predicted is not kept; XDG_CACHE_HOME names another folder")

@@ -7,7 +7,6 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,7 +18,6 @@ from rlhf.recipe.stages import MERGE
 from rlhf.terminal.wording import gb
 
 DRIVER = 580  # the oldest branch for CUDA 13, for which torch's wheels are built: NVIDIA, "CUDA Compatibility"
-SHARED = 10**9  # bytes of /dev/shm that several processes get by with; a container has 64 MiB unless told otherwise
 BESIDE = 20 * 10**9  # bytes on disk beside the weights: the image (6.5 GB), packages, checkpoints, records
 SECONDS = 20.0  # that another program may take to answer
 OURS = "rlhf-one-gpu "  # begins what pip says about this package's requirements
@@ -41,12 +39,10 @@ class Host(NamedTuple):
 
     free: memory.Free
     disk: int  # free where runs are written
-    shm: int  # of /dev/shm
     gpus: Sequence[Gpu]  # that nvidia-smi shows; none where it cannot be run
     torch: str | None  # version and CUDA; None where it is not installed
     torch_on_card: bool  # built for CUDA, and finds a card where there is one
     engines: Sequence[str]  # docker and podman, those that answer
-    compiles: bool  # a C compiler and Python's headers, which triton needs
     packages: Sequence[str]  # missing or of another version, as pip says it
 
 
@@ -71,20 +67,18 @@ class Check(NamedTuple):
 
 
 def needs_of(loaded: PinnedRecipe) -> Needs:
-    """Return what a recipe needs, from the predictions that are pinned beside it."""
+    """Return what a recipe needs, from the predictions that are pinned beside one for a card."""
     hardware, on_card = loaded.recipe.hardware, loaded.recipe.hardware.device == "cuda"
     needs = Needs(f"{loaded.name} {loaded.version}", on_card, hardware.count)
     pinned = None if loaded.overrides else prediction_file.read(loaded.directory)
     if pinned is None:
         return needs
-    peaks = {stage: max(sum(p.values()) for p in phases.values()) for stage, phases in pinned.stages.items() if phases}
-    on_host = {stage: peak for stage, peak in peaks.items() if stage == MERGE or not on_card}
-    needed = prediction_file.card_needs(pinned.needed) if on_card else {}
-    base = max((parts.get("base", 0) for parts in pinned.stages.get(MERGE, {}).values()), default=0)
+    merging = pinned.stages.get(MERGE, {}).values()
+    base = max((parts.get("base", 0) for parts in merging), default=0)
     return needs._replace(
-        card=max(needed.values(), default=None),
-        host=max(on_host.values()) + machine.LIBRARIES if on_host else None,
-        disk=2 * base + BESIDE if base and on_card else None,  # as it is downloaded and as it is merged
+        card=max(prediction_file.card_needs(pinned.needed).values(), default=None),
+        host=max(sum(parts.values()) for parts in merging) + machine.LIBRARIES if merging else None,
+        disk=2 * base + BESIDE if base else None,  # as it is downloaded and as it is merged
     )
 
 
@@ -97,16 +91,13 @@ def look(out: Path) -> Host:
 
         version = f"{torch.__version__}, CUDA {torch.version.cuda}"
         on_card = torch.version.cuda is not None and (torch.cuda.is_available() or not gpus)
-    compiler = shutil.which("cc") or shutil.which("gcc")
     return Host(
         free=memory.free(),
         disk=shutil.disk_usage(folder).free,
-        shm=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
         gpus=gpus,
         torch=version,
         torch_on_card=on_card,
         engines=[name for name in ("docker", "podman") if _lines(name, "info")],
-        compiles=bool(compiler) and Path(sysconfig.get_paths()["include"], "Python.h").is_file(),
         packages=[line for line in _lines(sys.executable, "-m", "pip", "check", fails=True) if line.startswith(OURS)],
     )
 
@@ -132,12 +123,8 @@ def checks(host: Host, needs: Needs) -> Iterator[Check]:
     if needs.on_card:
         way_out = "install docker and NVIDIA's container toolkit, or --runtime local"
         yield _check("container", bool(host.engines), ", ".join(host.engines) or "none", way_out, "note")
-        found, way_out = "a C compiler with Python.h", "outside of a container: apt install gcc python3-dev"
-        yield _check("compiler", host.compiles, found if host.compiles else f"not {found}", way_out, "note")
     yield _amount("memory", host.free.size, host.free.words, needs.host, "a machine with more, or end what takes it")
     yield _amount("disk", host.disk, "free where runs are written", needs.disk, "make room, or --out on another disk")
-    state: State = "missing" if needs.cards > 1 else "note"
-    yield _check("/dev/shm", host.shm >= SHARED, f"{gb(host.shm)} GB", "docker run --ipc=host or --shm-size 1g", state)
 
 
 def _check(name: str, well: bool, found: str, way_out: str, otherwise: State = "missing") -> Check:

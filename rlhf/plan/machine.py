@@ -1,27 +1,22 @@
-"""This machine as hardware for a recipe on a CPU: its memory, its threads, and rates that are measured in seconds."""
+"""This machine as hardware for a recipe on a CPU: its memory, its threads, and rates that are measured in a moment."""
 
+import functools
 import os
 import time
 from collections.abc import Callable
 
 import psutil
-from pydantic import TypeAdapter
 
-from rlhf.files import cache_root
-from rlhf.packages import package_version
-from rlhf.plan import cache
 from rlhf.plan.hardware import Rates
 from rlhf.process import memory
 from rlhf.recipe import Recipe, StageName
-from rlhf.recipe.pinned import content_hash
 from rlhf.terminal.wording import GB
 
 # Bytes of a process beside tensors. Whole stages of cpu-tiny v1 with one row at a time had 0.54 to 0.66 GB resident at
 # their peak, measured by getrusage (2026-11-27).
 LIBRARIES = 1_000_000_000
-SECONDS = 1.0  # that each rate is measured for
+SECONDS = 0.3  # that each rate is measured for
 COPIED = 128 * 2**20  # bytes: more than a processor's cache
-RATES = TypeAdapter(Rates)
 
 
 def free_bytes(processes: int = 1) -> int:
@@ -41,22 +36,11 @@ def threads() -> int:
 
 
 def rates(recipe: Recipe) -> Rates:
-    """Return what this machine does in a second for a recipe on a CPU: measured at the first call, and kept.
-
-    The recipe has an architecture. They are kept beside predictions, for this processor and these threads.
-    """
-    from rlhf.observe.device import cpu_model  # imports torch
-
-    shape, many = recipe.model.architecture, recipe.hardware.threads or threads()
+    """Return what this machine does in a second for a recipe on a CPU, which has an architecture."""
+    shape = recipe.model.architecture
     assert shape
     inner = shape.intermediate_size or shape.hidden_size
-    key = content_hash([cpu_model(), many, shape.hidden_size, inner, package_version("torch")])
-    file = cache_root() / "rates" / f"{key[:32]}.json"
-    known = cache.read(file, RATES)
-    if known is None:
-        known = measure(shape.hidden_size, inner, many)
-        cache.write(file, RATES, known)
-    return known
+    return measure(shape.hidden_size, inner, recipe.hardware.threads or threads())
 
 
 def speed(measured: Rates) -> str:
@@ -64,10 +48,11 @@ def speed(measured: Rates) -> str:
     return f"{measured.flops / 1e9:.3g} GFLOP/s in float32 products, {measured.bandwidth / GB:.3g} GB/s in copies"
 
 
+@functools.cache
 def measure(width: int, inner: int, many: int) -> Rates:
     """Return the rates of products of 512 rows with a matrix (width, inner), and of copies, on so many threads.
 
-    They are those of a machine without other work: CPU time is what counts.
+    They are those of a machine without other work: CPU time is what counts. Each is measured once in a process.
     """
     import torch
 

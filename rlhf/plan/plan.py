@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 from rlhf.errors import UserError
@@ -148,6 +147,7 @@ def _stage(
     elif card and place == "cuda":
         fits = need + others <= card * GB
     figures = [figure for figure in loaded.figures if figure.stage == stage and figure.metric == "peak_vram_gb"]
+    time, no_time = _time(loaded, stage, predicted, price, own)
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
@@ -157,8 +157,8 @@ def _stage(
         published_bytes=[(_bytes(low), _bytes(high)) for low, high in (f.printed for f in figures)] or None,
         verdict=published.best(verdict_of(figure, whole.peak_bytes / GB).word for figure in figures),
         phases=predicted.phases,
-        time=_time(loaded, stage, predicted, price, own),
-        no_time=_why_no_time(loaded.recipe, stage, own),
+        time=time,
+        no_time=no_time,
     )
 
 
@@ -183,21 +183,6 @@ def rates_of(recipe: Recipe) -> listed.Rates | None:
     return machine.rates(recipe) if recipe.model.architecture else None
 
 
-def _why_no_time(recipe: Recipe, stage: StageName, own: OwnRows | None) -> str | None:
-    """Return why hours of a stage are not projected; None where they are, and for a stage that does not train."""
-    if stage not in TRAINING_STAGES:
-        return None
-    if rates_of(recipe) is None:
-        return f"the speed of {recipe.hardware.name} is not known"
-    if own and stage in own.lacking:
-        return own.lacking[stage]
-    if projection.optimizer_steps(recipe, stage, own.stages[stage] if own else None) is not None:
-        return None
-    if missing := [file for file in recipe.data.files if not Path(file).is_file()]:
-        return f"{missing[0]} is not on this machine, so its rows could not be counted"
-    return f"the number of rows is not known: --set {stage}.max_samples=N names it"
-
-
 def _row_lengths(recipe: Recipe, own: OwnRows | None) -> str:
     """Return in words where projected hours have the lengths of rows from."""
     if own:
@@ -210,19 +195,25 @@ def _row_lengths(recipe: Recipe, own: OwnRows | None) -> str:
 
 def _time(
     loaded: PinnedRecipe, stage: StageName, predicted: PredictedStage, price: float | None, own: OwnRows | None
-) -> StageTime | None:
-    """Return the hours and dollars of a stage; None if it does not train, or as `_why_no_time` says.
+) -> tuple[StageTime | None, str | None]:
+    """Return the hours and dollars of a stage that trains, or in words why they are not known.
 
     Of several cards they are those of one of them. What they send each other is not counted.
     """
     recipe = loaded.recipe
-    if stage not in TRAINING_STAGES or _why_no_time(recipe, stage, own):
-        return None
-    rates, processes, rows = rates_of(recipe), recipe.processes(stage), own.stages[stage] if own else None
-    of_rank = rows.of_rank(processes) if rows else None
-    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted, of_rank)
-    assert rates and work
+    if stage not in TRAINING_STAGES:
+        return None, None
+    if own and stage in own.lacking:
+        return None, own.lacking[stage]
+    rates, processes = rates_of(recipe), recipe.processes(stage)
+    if rates is None:
+        return None, f"the speed of {recipe.hardware.name} is not known"
+    rows = own.stages[stage].of_rank(processes) if own else None
+    work = projection.stage_work(ranks.recipe_of_one_rank(loaded, stage).recipe, stage, predicted, rows)
+    if work is None:
+        way_out = f"--set {stage}.max_samples=N names it, or --data a file that is here"
+        return None, f"the number of rows is not known: {way_out}"
     hours = work.seconds(rates) / SECONDS_PER_HOUR
     low, high = projection.SPREAD
     cost = None if price is None else hours * price * processes
-    return StageTime(hours, (low * hours, high * hours), cost)
+    return StageTime(hours, (low * hours, high * hours), cost), None

@@ -14,6 +14,7 @@ from rlhf.plan import cache, ranks
 from rlhf.plan.hardware import gpu_of
 from rlhf.plan.lines import at_depth, with_inner
 from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError, RehearsedStage
+from rlhf.plan.weights import shape_of
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
@@ -53,7 +54,7 @@ class Predictor:
 
         Raises PredictionError if the recipe has no architecture, or if its rehearsal fails.
         """
-        layers = _layers(loaded)
+        layers = shape_of(loaded.recipe).num_hidden_layers
         rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
         shallow, deeper = rehearsed.depths
         extrapolated = {
@@ -77,10 +78,10 @@ class Predictor:
     def _rehearsed(self, loaded: PinnedRecipe, name: StageName) -> RehearsedStage:
         """Return the answer of a rehearsal, from the cache if it was rehearsed before."""
         file = cache.file_of(loaded, name)
-        answer = cache.read(file, cache.REHEARSED)
+        answer = cache.read(file)
         if answer is None:
             answer = self._rehearse(loaded, name)
-            cache.write(file, cache.REHEARSED, answer)
+            cache.write(file, answer)
         return answer
 
     def _rehearse(self, loaded: PinnedRecipe, name: StageName) -> RehearsedStage:
@@ -110,16 +111,6 @@ def _with_needed(phase: PredictedPhase, name: str, rehearsed: RehearsedStage) ->
         return phase
     # A peak has the workspaces from the start; the allocator is asked for them by the first product.
     return replace(phase, needed_bytes=max(rehearsed.reserved[name].needed, phase.peak_bytes))
-
-
-def _layers(loaded: PinnedRecipe) -> int:
-    architecture = loaded.recipe.model.architecture
-    if architecture is None:
-        raise PredictionError(
-            f"{loaded.directory}: memory is predicted from model.architecture, which this recipe does not have; its "
-            "stages run without a prediction (docs/own-model.md)"
-        )
-    return architecture.num_hidden_layers
 
 
 def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:

@@ -1,10 +1,8 @@
 """predicted.json: what is predicted for a recipe, kept beside it."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-
-from pydantic import Field
 
 from peakmem.events import Parts
 from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage, Work
@@ -15,20 +13,19 @@ from rlhf.run import reader
 from rlhf.run.records import Record
 
 PREDICTION_FILE = "predicted.json"
-WORK = ("flops", "moved", "launched")  # of rlhf.plan.phases.Work: operations of products, bytes, operations
 
 Peaks = dict[StageName, dict[str, Parts]]  # stage -> phase -> component -> bytes
 Needs = dict[StageName, dict[str, int]]  # stage -> phase -> bytes of the card that the phase needs beside the driver
-Works = dict[StageName, dict[str, dict[str, int]]]  # stage -> phase -> one of WORK -> count, of the last rehearsed step
+Works = dict[StageName, dict[str, dict[str, int]]]  # stage -> phase -> field of Work -> count
 
 
 class Pinned(Record):
-    """The content of predicted.json. Older files lack newer keys."""
+    """The content of predicted.json."""
 
     unit: str
     stages: Peaks
-    needed: Needs = Field(default_factory=dict)
-    work: Works = Field(default_factory=dict)
+    needed: Needs
+    work: Works
 
 
 def read(directory: Path) -> Pinned | None:
@@ -40,13 +37,13 @@ def stages_of(pinned: Pinned) -> dict[StageName, PredictedStage]:
     """Return the pinned stages as they were predicted."""
     predicted = {}
     for stage, phases in pinned.stages.items():
-        counted, needed = pinned.work.get(stage, {}), pinned.needed.get(stage, {})
+        needed = pinned.needed.get(stage, {})
         of_phase = {
             name: PredictedPhase(
                 peak_bytes=sum(parts.values()),
                 components=parts,
                 paged_bytes=0,  # they are in what is needed
-                work=Work(**counted.get(name, {})),
+                work=Work(**pinned.work[stage][name]),
                 needed_bytes=needed.get(name),
             )
             for name, parts in phases.items()
@@ -69,7 +66,7 @@ def predicted(predictor: Predictor, loaded: PinnedRecipe) -> Pinned:
     for stage in predicted_stages(loaded.recipe):
         phases = predictor.predict(loaded, stage).phases
         stages[stage] = {name: phase.components for name, phase in phases.items()}
-        work[stage] = {name: {key: getattr(phase.work, key) for key in WORK} for name, phase in phases.items()}
+        work[stage] = {name: asdict(phase.work) for name, phase in phases.items()}
         if needs := {n: p.needed_bytes + p.paged_bytes for n, p in phases.items() if p.needed_bytes is not None}:
             needed[stage] = needs
     return Pinned.model_validate({"unit": "bytes, predicted", "stages": stages, "needed": needed, "work": work})

@@ -16,7 +16,10 @@ NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 def shape_of(recipe: Recipe) -> Architecture:
     """Return the architecture. Raises PredictionError for a recipe without one."""
     if recipe.model.architecture is None:
-        raise PredictionError("memory is predicted from model.architecture, which this recipe does not have")
+        raise PredictionError(
+            "memory is predicted from model.architecture, which this recipe does not have; its stages run without a "
+            "prediction (docs/own-model.md)"
+        )
     return recipe.model.architecture
 
 

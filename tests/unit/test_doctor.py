@@ -13,12 +13,10 @@ CARD = Gpu("RTX 4090", "580.65.06", 25 * GB, 24 * GB)
 WELL = Host(
     free=Free(60 * GB, "free on this machine"),
     disk=200 * GB,
-    shm=8 * GB,
     gpus=[CARD],
     torch="2.13.0, CUDA 13.0",
     torch_on_card=True,
     engines=["docker"],
-    compiles=True,
     packages=[],
 )
 NEEDS = Needs("4090-x v1", on_card=True, cards=1, card=12 * GB, host=15 * GB, disk=47 * GB)
@@ -44,7 +42,6 @@ def test_a_machine_that_has_all_lacks_nothing():
         ({"engines": []}, "container", "note", "--runtime local"),
         ({"free": Free(GB, "left of the container's limit")}, "memory", "missing", "a machine with more"),
         ({"disk": 20 * GB}, "disk", "missing", "make room"),
-        ({"shm": 64 * 2**20}, "/dev/shm", "note", "--ipc=host"),
     ],
 )
 def test_a_lack_is_named_with_its_way_out(changes, name, state, way_out):
@@ -53,12 +50,11 @@ def test_a_lack_is_named_with_its_way_out(changes, name, state, way_out):
 
 
 def test_a_recipe_for_a_cpu_needs_no_card_and_one_for_several_cards_needs_them_all():
-    bare = WELL._replace(gpus=[], torch_on_card=False, engines=[], compiles=False)
+    bare = WELL._replace(gpus=[], torch_on_card=False, engines=[])
     assert {name: state for name, (state, _) in lacks(bare, ON_CPU).items()} == {"driver": "note"}
     missing = {name for name, (state, _) in lacks(bare, NEEDS).items() if state == "missing"}
     assert missing == {"driver", "torch"}
-    two = lacks(WELL._replace(shm=64 * 2**20), NEEDS._replace(cards=2))
-    assert two["cards"][0] == two["/dev/shm"][0] == "missing"
+    assert lacks(WELL, NEEDS._replace(cards=2))["cards"][0] == "missing"
 
 
 def test_a_recipe_s_needs_are_those_that_are_pinned_beside_it():

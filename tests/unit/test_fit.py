@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from rlhf import recipe
 from rlhf.plan import fit
 from rlhf.plan.phases import PredictedPhase, PredictedStage, Work
@@ -20,13 +18,19 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 LLAMA = RECIPES / "4090-llama2-7b/v3"
 
 
-def test_less_memory_than_the_base_is_refused_before_the_search(monkeypatch, capsys):
-    """The 7B model has 3.87 GB in 4 bits, 0.26 GB of them the output layer that a reward model does not have."""
-    monkeypatch.setattr(Predictor, "predict", lambda *_: pytest.fail("nothing is rehearsed"))
-    code, out, err = rlhf(monkeypatch, capsys, "plan", "--recipe", LLAMA, "--stage", "ppo", "--fit", "2GB")
-    assert (code, out) == (1, "")
-    assert "--fit" in err and "ppo" in err and "3.87 GB" in err
-    fit.refuse_less_than_the_base(recipe.load(LLAMA), ("rm",), 3_700_000_000)
+def test_less_memory_than_the_base_is_not_searched_for(monkeypatch, capsys):
+    """Each stage is predicted once, with its base as it is and in 4 bits: 1,000 and 400 bytes."""
+    asked = []
+
+    def predict(_: Predictor, loaded: PinnedRecipe, stage: str) -> PredictedStage:
+        asked.append((stage, loaded.recipe.model.quantization))
+        return formula(loaded, stage)
+
+    monkeypatch.setattr(Predictor, "predict", predict)
+    fitting = ["plan", "--recipe", RECIPE, "--set", "model.dtype=bfloat16", "--stage", "sft", "--fit"]
+    code, _, err = rlhf(monkeypatch, capsys, *fitting, "0.000000399GB")
+    assert code == 1 and "--fit" in err and "sft" in err
+    assert asked == [("sft", "none"), ("sft", "nf4")]
 
 
 def test_each_phase_has_a_setting_of_its_own():
@@ -68,16 +72,16 @@ def formula(loaded: PinnedRecipe, stage: str) -> PredictedStage:
 
 
 def test_a_chain_gets_one_set_of_settings_with_which_every_stage_fits():
-    """By hand: SFT alone could decode 24 together, DPO only 8; so all do. Global batches stay 8, 8 and 8."""
+    """By hand: SFT alone could decode 24 together, DPO only 6; so all do. Global batches stay 8, 8 and 8."""
     lengths = {"max_length": 64, "max_prompt_length": 40, "per_device_train_batch_size": 4}
     batches = {f"{stage}.{key}": value for stage in ("sft", "rm", "dpo") for key, value in lengths.items()}
     batches |= {f"{stage}.gradient_accumulation_steps": 2 for stage in ("sft", "rm", "dpo")}
     loaded = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24})
     together = fit.fit(formula, loaded, ("sft", "rm", "dpo", "evaluate"), 1250)
-    # 1000 + 10 * 3 * 8 = 1240 and 1000 + 50 + 100 * 2 = 1250.
+    # 24, 12 and 1000 + 10 * 3 * 6 = 1180; 8, 4 and 1000 + 50 + 100 * 2 = 1250.
     assert not together.too_large
     changed = recipe.load(RECIPE, batches | {"evaluate.batch_size": 24} | together.changes)
-    assert changed.recipe.evaluate.batch_size == 8
+    assert changed.recipe.evaluate.batch_size == 6
     for stage in ("sft", "rm", "dpo"):
         assert global_batch(changed, stage) == 8
         options = getattr(changed.recipe, stage)

@@ -287,5 +287,5 @@ def test_a_damaged_cache_is_predicted_anew(predictor, small):
         json.dumps(answer | {"reserved": {"train": [1]}}),
     ):
         file.write_text(damage)
-        assert cache.read(file, cache.REHEARSED) is None, damage
+        assert cache.read(file) is None, damage
     assert predictor.predict(loaded, "sft") == before
