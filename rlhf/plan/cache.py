@@ -9,7 +9,7 @@ from peakmem import cards
 from rlhf.files import cache_root, replacing, sha256
 from rlhf.packages import hash_of_modules, package_version
 from rlhf.plan.hardware import gpu_of
-from rlhf.plan.phases import RehearsedStage
+from rlhf.plan.phases import PredictedStage
 from rlhf.process.cuda import expandable_segments
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.pinned import content_hash
@@ -18,7 +18,7 @@ from rlhf.terminal import say
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 NOT_REHEARSED = ("cli", "commands", "plan", "rating", "report")  # parts of rlhf; of `plan`, a rehearsal runs some
-REHEARSED = TypeAdapter(RehearsedStage)
+REHEARSED = TypeAdapter(PredictedStage)
 
 
 def file_of(loaded: PinnedRecipe, name: StageName) -> Path:
@@ -52,7 +52,7 @@ def _code_hash() -> str:
     )
 
 
-def read(file: Path) -> RehearsedStage | None:
+def read(file: Path) -> PredictedStage | None:
     """Return the answer in a file; None without a whole one."""
     try:
         return REHEARSED.validate_json(file.read_bytes())
@@ -60,7 +60,7 @@ def read(file: Path) -> RehearsedStage | None:
         return None
 
 
-def write(file: Path, answer: RehearsedStage) -> None:
+def write(file: Path, answer: PredictedStage) -> None:
     """Keep an answer in its file, if that can be written; if not, say so."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

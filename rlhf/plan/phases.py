@@ -1,11 +1,11 @@
-"""The parts of a prediction: the answer of a rehearsal, the phases of a stage."""
+"""The parts of a prediction: the phases of a stage, their peaks and their work."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from peakmem import events
-from peakmem.events import Parts, Reserved
+from peakmem.events import Parts
 from rlhf.errors import UserError
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.stages import STAGE_TABLE
@@ -59,18 +59,6 @@ class PredictedPhase:
 
 class PredictionError(UserError):
     """A stage cannot be predicted; it may still run."""
-
-
-@dataclass(frozen=True)
-class RehearsedStage:
-    """The answer of a rehearsal about a stage.
-
-    `depths` has the peaks of the phases by name at each of DEPTHS; the others are about the recipe's own depth.
-    """
-
-    depths: list[dict[str, Peak]]
-    reserved: dict[str, Reserved] | None  # None if the events of the two depths could not be aligned
-    highest: dict[str, Parts] = field(default_factory=dict)  # at each phase's peak; of the phases that were repeated
 
 
 class PredictedStage(NamedTuple):

@@ -5,25 +5,18 @@ import pickle
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 
-from peakmem import cards
-from peakmem.events import WHOLE
 from rlhf.plan import cache, ranks
-from rlhf.plan.hardware import gpu_of
-from rlhf.plan.lines import at_depth, with_inner
-from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage, PredictionError, RehearsedStage
+from rlhf.plan.phases import PredictedPhase, PredictedStage, PredictionError
 from rlhf.plan.weights import shape_of
 from rlhf.process import children
 from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
-from rlhf.recipe.stages import PRETRAIN, STAGES, TRAINING_STAGES
+from rlhf.recipe.stages import PRETRAIN, STAGES
 from rlhf.terminal import excerpt
 
 PREDICTED_STAGES: tuple[StageName, ...] = tuple(stage for stage in STAGES if stage != PRETRAIN)
-
-FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have at most 0.12
 
 
 def predicted_stages(recipe: Recipe) -> list[StageName]:
@@ -54,28 +47,10 @@ class Predictor:
 
         Raises PredictionError if the recipe has no architecture, or if its rehearsal fails.
         """
-        layers = shape_of(loaded.recipe).num_hidden_layers
-        rehearsed = self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage)
-        shallow, deeper = rehearsed.depths
-        extrapolated = {
-            name: at_depth(
-                shallow[name],
-                deeper[name],
-                layers,
-                workspaces(loaded.recipe, stage, name),
-                rehearsed.highest.get(name),
-            )
-            for name in shallow
-        }
-        phases = {name: _with_needed(phase, name, rehearsed) for name, phase in with_inner(extrapolated).items()}
-        whole = phases.pop(WHOLE)
-        # A stage needs what its neediest phase does. The replay of all events together may add the margin of a full
-        # card (TIGHT) to a phase that never reserves so much.
-        if needed := [phase.needed_bytes for phase in phases.values() if phase.needed_bytes is not None]:
-            whole = replace(whole, needed_bytes=max(whole.peak_bytes, *needed))
-        return ranks.divide(loaded.recipe, stage, PredictedStage(whole, phases))
+        shape_of(loaded.recipe)
+        return ranks.divide(loaded.recipe, stage, self._rehearsed(ranks.recipe_of_one_rank(loaded, stage), stage))
 
-    def _rehearsed(self, loaded: PinnedRecipe, name: StageName) -> RehearsedStage:
+    def _rehearsed(self, loaded: PinnedRecipe, name: StageName) -> PredictedStage:
         """Return the answer of a rehearsal, from the cache if it was rehearsed before."""
         file = cache.file_of(loaded, name)
         answer = cache.read(file)
@@ -84,13 +59,13 @@ class Predictor:
             cache.write(file, answer)
         return answer
 
-    def _rehearse(self, loaded: PinnedRecipe, name: StageName) -> RehearsedStage:
+    def _rehearse(self, loaded: PinnedRecipe, name: StageName) -> PredictedStage:
         """Return the worker's answer. Raises PredictionError where it has none."""
         if self._worker is None:
             self._worker = _start_worker()
         assert self._worker.stdin and self._worker.stdout
         question = loaded.directory.resolve(), loaded.overrides, name, expandable_segments()
-        answer: RehearsedStage | str  # or why there is none
+        answer: PredictedStage | str  # or why there is none
         try:
             self._worker.stdin.write(pickle.dumps(question))
             self._worker.stdin.flush()
@@ -101,28 +76,6 @@ class Predictor:
         if isinstance(answer, str):
             raise PredictionError(f"memory of {name} cannot be predicted: {excerpt(answer)}")
         return answer
-
-
-def _with_needed(phase: PredictedPhase, name: str, rehearsed: RehearsedStage) -> PredictedPhase:
-    """Return a phase with what the allocator needs: as it was replayed, or guessed where nothing could be."""
-    if rehearsed.reserved is None:
-        return replace(phase, needed_bytes=round(phase.peak_bytes * (1 + FRAGMENTATION)))
-    if name not in rehearsed.reserved:
-        return phase
-    # A peak has the workspaces from the start; the allocator is asked for them by the first product.
-    return replace(phase, needed_bytes=max(rehearsed.reserved[name].needed, phase.peak_bytes))
-
-
-def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
-    """Return the bytes of cuBLAS's workspaces on the recipe's card in a phase of a stage.
-
-    The program's own thread has one and autograd's thread another. A phase that decodes has a third, of the stream on
-    which a decoding step is captured; it lies in the graph's memory and goes with it.
-    """
-    if recipe.hardware.device != "cuda" or stage in ON_HOST:
-        return 0
-    threads = 2 if stage in TRAINING_STAGES else 1
-    return (threads + phase.endswith("decode")) * cards.workspace(gpu_of(recipe.hardware.name))
 
 
 def _start_worker() -> "subprocess.Popen[bytes]":

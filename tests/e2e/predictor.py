@@ -31,13 +31,13 @@ class Predictor:
         if stage in ("ppo", "grpo"):
             rows["rollout"] = section.rollout_batch_size
         for phase, count in rows.items():
-            found[phase] = self.phase(base + count * self.row)
-        most = max(phase.peak_bytes for phase in found.values())
-        return PredictedStage(self.phase(most), found)
+            found[phase] = self.phase(base, count * self.row)
+        return PredictedStage(max(found.values(), key=lambda phase: phase.peak_bytes), found)
 
     @staticmethod
-    def phase(size: int) -> PredictedPhase:
-        return PredictedPhase(size, {"base": size}, 0, Work(), needed_bytes=size)
+    def phase(base: int, rows: int) -> PredictedPhase:
+        size = base + rows
+        return PredictedPhase(size, {"base": base, "activations": rows}, 0, Work(), needed_bytes=size)
 
     def decoding_step(self, loaded: PinnedRecipe) -> None:
         return None

@@ -13,9 +13,9 @@ from bench.peaks import measure
 from peakmem import cards
 from peakmem.events import WHOLE, Parts
 from rlhf import recipe
-from rlhf.plan.lines import at_depth
 from rlhf.plan.phases import Peak, PredictedPhase, PredictedStage
 from rlhf.plan.predict import Predictor
+from rlhf.plan.rehearsal.lines import at_depth
 from rlhf.plan.rehearsal.meta_runs import Rehearsals
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.rehearsal import random_weights_changes

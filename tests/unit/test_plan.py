@@ -284,7 +284,7 @@ def test_a_damaged_cache_is_predicted_anew(predictor, small):
         "{}",
         "nonsense",
         json.dumps(answer)[:-1],
-        json.dumps(answer | {"reserved": {"train": [1]}}),
+        json.dumps([answer[0], {"train": [1]}]),
     ):
         file.write_text(damage)
         assert cache.read(file) is None, damage

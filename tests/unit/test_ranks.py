@@ -9,12 +9,14 @@ import pytest
 from peakmem.events import WHOLE, Parts, Reserved
 from rlhf import recipe
 from rlhf.plan import ranks, weights
-from rlhf.plan.phases import Peak, PredictedPhase, PredictedStage, RehearsedStage, Work
+from rlhf.plan.phases import Peak, PredictedPhase, PredictedStage, Work
 from rlhf.plan.predict import Predictor
+from rlhf.plan.rehearsal.lines import stage_at_depth
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.schema_online import Ppo
 from tests.helpers import FIXTURES, noted
+from tests.unit import plans
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TWO = "2x4090-llama2-13b/v1"
@@ -40,23 +42,20 @@ def test_one_rank_takes_its_share_of_the_rows_and_all_of_the_steps():
 
 def test_one_rank_is_rehearsed(monkeypatch):
     asked: list[PinnedRecipe] = []
-    peaks = {WHOLE: Peak(), "update": Peak(by_operation={"step": {"base": 1}})}
-    answer = RehearsedStage([peaks, peaks], None)
+    answer = PredictedStage(plans.phase(0, base=1), {"update": plans.phase(0, base=1)})
     monkeypatch.setattr(Predictor, "_rehearsed", lambda self, loaded, *_: noted(asked, loaded, answer))
     whole = load(TWO)
     Predictor().predict(whole, "ppo")
     assert asked == [ranks.recipe_of_one_rank(whole, "ppo")] and asked != [whole]
 
 
-def test_a_stage_needs_what_its_neediest_phase_does(monkeypatch):
+def test_a_stage_needs_what_its_neediest_phase_does():
     """So that the plan and the tables made of predicted.json, which has the phases, say the same."""
     peaks = {WHOLE: Peak(), "update": Peak(by_operation={"step": {"base": 1}}), "score": Peak()}
     held = {
         name: Reserved(0, 10**11, size) for name, size in ((WHOLE, 42 * 10**9), ("update", 41 * 10**9), ("score", 1))
     }
-    answer = RehearsedStage([peaks, peaks], held)
-    monkeypatch.setattr(Predictor, "_rehearsed", lambda *_: answer)
-    predicted = Predictor().predict(load("h100-llama2-13b/v1"), "ppo")
+    predicted = stage_at_depth(peaks, peaks, 40, lambda phase: 0, held, {})
     assert predicted.whole.needed_bytes == predicted.phases["update"].needed_bytes == 41 * 10**9
 
 

@@ -9,9 +9,9 @@ from peakmem import cards, events
 from peakmem.events import Event
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.plan import plan, predict
+from rlhf.plan import plan
 from rlhf.plan.hardware import gpu_of, lacks_bfloat16
-from rlhf.plan.rehearsal.meta_runs import with_captures
+from rlhf.plan.rehearsal.meta_runs import with_captures, workspaces
 from rlhf.recipe import StageName
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -27,10 +27,10 @@ def test_each_thread_and_the_captured_stream_have_a_workspace():
         ("evaluate", "evaluate/decode"),
         ("merge", "merge"),
     )
-    counts = [predict.workspaces(loaded, stage, phase) / cards.workspace(gpu_of("4090")) for stage, phase in places]
+    counts = [workspaces(loaded, stage, phase) / cards.workspace(gpu_of("4090")) for stage, phase in places]
     assert counts == [2, 2, 3, 1, 2, 0], "autograd's thread only where there is training; merging: no card"
     cpu = recipe.load(RECIPES / "cpu-tiny" / "v1").recipe
-    assert predict.workspaces(cpu, "sft", "train") == 0
+    assert workspaces(cpu, "sft", "train") == 0
 
 
 @pytest.mark.parametrize(("name", "card"), [("4090-llama2-7b/v1", "4090"), ("8xh100-llama2-70b/v1", "h100")])

@@ -1,22 +1,25 @@
 """Runs stages on a stand-in for the recipe's device: tensors without data, random weights, the longest dialogues."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from peakmem import NotPredicted, cards, deepen, events, highest_at_depth, replay
-from peakmem.events import DEPTHS, Event, Reserved
+from peakmem.events import DEPTHS, Event, Parts, Reserved
 from rlhf.models.adapters import SCORE_WEIGHT, new_adapter, save_adapter
 from rlhf.models.loading import load_base
 from rlhf.plan.hardware import gpu_of
-from rlhf.plan.phases import ON_HOST, PHASES, Peak, RehearsedStage
+from rlhf.plan.phases import ON_HOST, PHASES, Peak, PredictedStage
+from rlhf.plan.rehearsal.lines import stage_at_depth
 from rlhf.plan.rehearsal.paths import patches
 from rlhf.plan.rehearsal.short_runs import ShortRun, ShortRuns, StageFn
 from rlhf.plan.rehearsal.work import CountingStandIn
+from rlhf.plan.weights import shape_of
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
-from rlhf.recipe.stages import REWARD_MODELS
+from rlhf.recipe.stages import REWARD_MODELS, TRAINING_STAGES
 from rlhf.rollout.graphs import EMPTIED_EVERY
 from rlhf.run.layout import ADAPTER, ADAPTER_FILE, SUMMARY
 
@@ -65,25 +68,39 @@ def stand_in_of(recipe: Recipe) -> CountingStandIn:
 
 
 class RehearsalsAtDepths:
-    """Rehearses stages at each of DEPTHS, and repeats the layers' events for the recipe's own depth."""
+    """Rehearses stages at each of DEPTHS, and predicts them at the recipe's own depth."""
 
     def __init__(self) -> None:
         self.depths = [Rehearsals(layers) for layers in DEPTHS]
 
-    def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> RehearsedStage:
-        """Return the peaks of a stage at each depth, and the peak and reserved bytes of each phase at the recipe's."""
-        peaks = [rehearse(loaded, stage) for rehearse in self.depths]
-        hardware, architecture = loaded.recipe.hardware, loaded.recipe.model.architecture
-        if hardware.device != "cuda" or stage in ON_HOST or not architecture:
-            return RehearsedStage(peaks, {})
-        shallow, deeper = self.depths
-        layers = architecture.num_hidden_layers
-        try:
-            deep = deepen(shallow.events, deeper.events, layers)
-        except NotPredicted:
-            return RehearsedStage(peaks, None)
-        reserved = with_captures(deep.events, expandable, cards.workspace(gpu_of(hardware.name)))
-        return RehearsedStage(peaks, reserved, highest_at_depth(deep, layers, deeper.components))
+    def __call__(self, loaded: PinnedRecipe, stage: StageName, expandable: bool) -> PredictedStage:
+        """Return what a stage is predicted to need: on a card, of the events of all layers in its allocator."""
+        recipe, (shallow, deeper) = loaded.recipe, self.depths
+        low, high = shallow(loaded, stage), deeper(loaded, stage)
+        layers = shape_of(recipe).num_hidden_layers
+        reserved: dict[str, Reserved] | None = {}
+        repeated: dict[str, Parts] = {}
+        if recipe.hardware.device == "cuda" and stage not in ON_HOST:
+            try:
+                deep = deepen(shallow.events, deeper.events, layers)
+            except NotPredicted:
+                reserved = None
+            else:
+                reserved = with_captures(deep.events, expandable, cards.workspace(gpu_of(recipe.hardware.name)))
+                repeated = highest_at_depth(deep, layers, deeper.components)
+        return stage_at_depth(low, high, layers, partial(workspaces, recipe, stage), reserved, repeated)
+
+
+def workspaces(recipe: Recipe, stage: StageName, phase: str) -> int:
+    """Return the bytes of cuBLAS's workspaces on the recipe's card in a phase of a stage.
+
+    The program's own thread has one and autograd's thread another. A phase that decodes has a third, of the stream on
+    which a decoding step is captured; it lies in the graph's memory and goes with it.
+    """
+    if recipe.hardware.device != "cuda" or stage in ON_HOST:
+        return 0
+    threads = 2 if stage in TRAINING_STAGES else 1
+    return (threads + phase.endswith("decode")) * cards.workspace(gpu_of(recipe.hardware.name))
 
 
 def with_captures(made: Sequence[Event], expandable: bool, workspace: int = 0) -> dict[str, Reserved]:

@@ -2,7 +2,7 @@
 
 It is a process of its own, so that patches and stand-ins end with it. From its input it reads one pickled question
 after another: a recipe's folder and its overrides, the name of a stage, and whether the allocator has expandable
-segments. It writes a pickled RehearsedStage to each, or the reason why there is none.
+segments. It writes a pickled PredictedStage to each, or the reason why there is none.
 """
 
 import gc
@@ -13,7 +13,7 @@ import traceback
 
 from rlhf import recipe as recipes
 from rlhf.errors import UserError
-from rlhf.plan.phases import RehearsedStage
+from rlhf.plan.phases import PredictedStage
 from rlhf.plan.rehearsal.meta_runs import RehearsalsAtDepths
 from rlhf.plan.rehearsal.seams import with_seams
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries
@@ -33,7 +33,7 @@ def main() -> None:
                 folder, overrides, stage, expandable = pickle.load(sys.stdin.buffer)
             except EOFError:
                 return
-            answer: RehearsedStage | str
+            answer: PredictedStage | str
             try:
                 answer = rehearse(recipes.load(folder, overrides), stage, expandable)
             except Exception as error:

@@ -5,11 +5,45 @@ the same moment makes the peak. At other depths another moment may be higher, ev
 can be too low. peakmem/depth.py repeats a layer's events, which finds that peak, and what the allocator reserves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 
-from peakmem.events import COMPONENTS, DEPTHS, WHOLE, WORKSPACE, Parts
-from rlhf.plan.phases import Peak, PredictedPhase, Work
+from peakmem.events import COMPONENTS, DEPTHS, WHOLE, WORKSPACE, Parts, Reserved
+from rlhf.plan.phases import Peak, PredictedPhase, PredictedStage, Work
+
+FRAGMENTATION = 0.15  # reserved over allocated where nothing can be replayed; the recipes' stages have at most 0.12
+
+
+def stage_at_depth(
+    shallow: Mapping[str, Peak],
+    deeper: Mapping[str, Peak],
+    layers: int,
+    workspace: Callable[[str], int],
+    reserved: Mapping[str, Reserved] | None,
+    repeated: Mapping[str, Parts],
+) -> PredictedStage:
+    """Return a stage at `layers` layers from its phases' peaks at both depths; `workspace` and the others are by phase.
+
+    `reserved` is what the allocator needs for the repeated events: None where they could not be aligned, which is then
+    guessed, and without phases where no card is used.
+    """
+
+    def with_needed(name: str, phase: PredictedPhase) -> PredictedPhase:
+        if reserved is None:
+            return replace(phase, needed_bytes=round(phase.peak_bytes * (1 + FRAGMENTATION)))
+        if name not in reserved:
+            return phase
+        # A peak has the workspaces from the start; the allocator is asked for them by the first product.
+        return replace(phase, needed_bytes=max(reserved[name].needed, phase.peak_bytes))
+
+    extrapolated = {n: at_depth(shallow[n], deeper[n], layers, workspace(n), repeated.get(n)) for n in shallow}
+    phases = {name: with_needed(name, phase) for name, phase in with_inner(extrapolated).items()}
+    whole = phases.pop(WHOLE)
+    # A stage needs what its neediest phase does. The replay of all events together may add the margin of a full card
+    # (TIGHT) to a phase that never reserves so much.
+    if needed := [phase.needed_bytes for phase in phases.values() if phase.needed_bytes is not None]:
+        whole = replace(whole, needed_bytes=max(whole.peak_bytes, *needed))
+    return PredictedStage(whole, phases)
 
 
 def at_depth(shallow: Peak, deeper: Peak, layers: int, workspace: int, repeated: Parts | None = None) -> PredictedPhase:
