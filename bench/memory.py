@@ -1,8 +1,10 @@
 """`python -m bench.memory`: predicted peaks beside what real tensors take, or beside those that are pinned."""
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -54,9 +56,9 @@ def pinned(write: bool, only: Path | None) -> None:
     failed = False
     with Predictor() as predictor:
         for directory in [only.resolve()] if only else pinned_recipes():
-            now = prediction_file.predicted(predictor, recipes.load(directory))
+            now = predict_all(predictor, recipes.load(directory))
             if write:
-                prediction_file.write(directory, now)
+                pin(directory, now)
                 continue
             before = prediction_file.read(directory)
             if before is None:
@@ -65,6 +67,32 @@ def pinned(write: bool, only: Path | None) -> None:
                 failed = True
                 print(f"{os.path.relpath(directory, records.ROOT)}: {line}")
     sys.exit(failed)
+
+
+def predict_all(predictor: Predictor, loaded: PinnedRecipe) -> prediction_file.Pinned:
+    """Return what is predicted for a recipe now.
+
+    What a phase needs has gaps between blocks and paged states, and not the driver. What it does is of the last
+    rehearsed step.
+    """
+    stages: prediction_file.Peaks = {}
+    needed: prediction_file.Needs = {}
+    work: prediction_file.Works = {}
+    for stage in predicted_stages(loaded.recipe):
+        phases = predictor.predict(loaded, stage).phases
+        stages[stage] = {name: phase.components for name, phase in phases.items()}
+        work[stage] = {name: asdict(phase.work) for name, phase in phases.items()}
+        if needs := {n: p.needed_bytes + p.paged_bytes for n, p in phases.items() if p.needed_bytes is not None}:
+            needed[stage] = needs
+    return prediction_file.Pinned.model_validate(
+        {"unit": "bytes, predicted", "stages": stages, "needed": needed, "work": work}
+    )
+
+
+def pin(directory: Path, pinned: prediction_file.Pinned) -> None:
+    """Write predicted.json into a recipe's folder."""
+    text = json.dumps(pinned.plain(), indent=1) + "\n"
+    (directory / prediction_file.PREDICTION_FILE).write_text(text, encoding="utf-8")
 
 
 def pinned_recipes() -> list[Path]:

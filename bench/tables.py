@@ -8,6 +8,7 @@ import os
 import re
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from bench import records
 from bench.records import RECIPES, RESULTS, ROOT, device_text, read
 from rlhf import recipe as recipes
 from rlhf.plan import prediction_file, published_figures
-from rlhf.plan.phases import ON_HOST
+from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage, Work
 from rlhf.plan.plan import plan_of
 from rlhf.plan.predict import PREDICTED_STAGES
+from rlhf.plan.prediction_file import Pinned
+from rlhf.recipe import StageName
 from rlhf.recipe.published import verdict_of
 from rlhf.run import reader
 from rlhf.run.layout import METRICS, SAMPLES
@@ -236,6 +239,27 @@ def peaks() -> str:
     return markdown(("recipe", *stages), *rows)
 
 
+def stages_of(pinned: Pinned) -> dict[StageName, PredictedStage]:
+    """Return the pinned stages as they were predicted."""
+    predicted = {}
+    for stage, phases in pinned.stages.items():
+        needed = pinned.needed.get(stage, {})
+        of_phase = {
+            name: PredictedPhase(
+                peak_bytes=sum(parts.values()),
+                components=parts,
+                paged_bytes=0,  # they are in what is needed
+                work=Work(**pinned.work[stage][name]),
+                needed_bytes=needed.get(name),
+            )
+            for name, parts in phases.items()
+        }
+        whole = max(of_phase.values(), key=lambda phase: phase.peak_bytes)
+        most = max(needed.values(), default=None)
+        predicted[stage] = PredictedStage(replace(whole, needed_bytes=most), of_phase)
+    return predicted
+
+
 # -- the guides, and what a card measured ------------------------------------------------------------------------------
 
 
@@ -246,7 +270,7 @@ def guides() -> str:
         loaded, pinned = recipes.load(directory), prediction_file.read(directory)
         if pinned is None or not any(figure.guide for figure in loaded.figures):
             continue
-        for row in published_figures.compare(loaded, plan_of(loaded, prediction_file.stages_of(pinned))):
+        for row in published_figures.compare(loaded, plan_of(loaded, stages_of(pinned))):
             figure, value = row.figure, row.predicted
             if figure.metric == "peak_vram_gb" and value is not None and row.verdict.word != "not compared":
                 words = figure.text().removesuffix(" GB"), f"{value:.3g}", "–", str(row.verdict)

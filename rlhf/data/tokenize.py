@@ -277,7 +277,7 @@ class DialogueTokenizer:
         after = after.rpartition(chat_template.WORD)[2]  # it may repeat the answer
         return before, after.partition(str(self.hf.eos_token))[0].rstrip()
 
-    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:  # rlhf/plan/rehearsal/seams.py replaces it
+    def _ids(self, texts: Sequence[str], bos: bool) -> list[list[int]]:
         """Return the ids of each text, with `bos` after a BOS where the tokenizer has one."""
         if not texts:
             return []

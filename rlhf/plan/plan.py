@@ -140,7 +140,7 @@ def _stage(
     hardware = loaded.recipe.hardware
     place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
     whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
-    others = server_bytes(loaded.recipe, stage) + beside(loaded.recipe, stage).size
+    others = server_bytes(loaded.recipe, stage) + beside(loaded.recipe, stage)
     fits = None
     if free:
         fits = machine.needed_bytes(loaded.recipe, stage, whole.peak_bytes) + others <= free.size

@@ -35,18 +35,16 @@ def require_fit(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> int
         say(f"{error}; going on without")
         return None
     others = beside(loaded.recipe, stage)
-    for name in others.unknown:
-        say(f"{stage}: the memory of the reward model {name} is unknown until `rlhf fetch`; going on without")
     if on_cpu:
         need, most = machine.needed_bytes(loaded.recipe, stage, whole.peak_bytes), free.size
         has = f"{gb(most)} GB are {free.words}; --no-preflight starts it all the same"
     else:
         need, most = card_needed_bytes(whole), round((hardware.memory_gb or 0) * GB)
         has = f"the card has {gb(most)} GB"
-    if need + others.size <= most:
+    if need + others <= most:
         return None if on_cpu else whole.peak_bytes
     changed = ", with the same --set," if loaded.overrides else ""
     raise UserError(
-        f"{stage} would need {gb(need + others.size)} GB and {has}; nothing was started: "
+        f"{stage} would need {gb(need + others)} GB and {has}; nothing was started: "
         f"`rlhf plan --recipe {loaded.directory} --fit card`{changed} looks for settings that fit"
     )

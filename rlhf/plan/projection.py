@@ -91,12 +91,14 @@ def stage_work(
         # Of the tokens with which the work was rehearsed. A kernel is launched for short rows as for long ones.
         share = share_of_longest(recipe, stage, name, rows)
         phases.append(Work(share * work.flops * n, share * work.moved * n, work.launched * n * on_card))
-    decoded = launched = 0.0
-    if any(name.endswith("decode") for name in predicted.phases):
-        taken = _decoding_steps(recipe, stage, rows)
-        decoded = taken * decoding_step_bytes(recipe, stage, predicted, rows)
-        launched = taken * _launches_of_a_decoding_step(recipe, stage, predicted) * on_card
-    return StageWork(phases, decoded, launched, recipe.hardware.trunk)
+    decoding = decoding_of(recipe, stage, rows)
+    if decoding.phase not in predicted.phases:
+        return StageWork(phases, 0.0, 0.0, recipe.hardware.trunk)
+    taken = decoding.batches * (decoding.response - 1)
+    rehearsed = decoding.rehearsed * min(REHEARSED_DECODING, decoding.response - 1)
+    launched = predicted.phases[decoding.phase].work.launched / rehearsed if rehearsed else 0.0
+    moved = taken * decoding_step_bytes(recipe, stage, predicted, rows)
+    return StageWork(phases, moved, taken * launched * on_card, recipe.hardware.trunk)
 
 
 def optimizer_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None = None) -> int | None:
@@ -201,16 +203,31 @@ def _norm_batches(options: OnlineOptions) -> int:
 # -- decoding ---------------------------------------------------------------------------------------------------------
 
 
-def _decoding_steps(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> int:
-    """Return the decoding steps of a whole stage with those of its evaluations; the prefill gives the first token."""
+class Decoding(NamedTuple):
+    """How a stage samples: in rollouts and evaluations, or in SFT, DPO and KTO before and after training."""
+
+    phase: str  # of a rehearsal, that decodes
+    rehearsed: int  # its batches in a rehearsed step or evaluation
+    batches: int  # of the whole stage
+    together: int  # rows of a batch, at most
+    prompt: int  # tokens of the longest prompt
+    response: int  # tokens, of which the prefill gives the first
+
+
+def decoding_of(recipe: Recipe, stage: TrainingName, rows: Rows | None) -> Decoding:
+    """Return how a stage samples."""
     options, sampling = recipe.training_section(stage), recipe.evaluate
     if isinstance(options, Dialogues):
-        batches = 2 * math.ceil(_sampled_prompts(recipe, stage, rows) / sampling.batch_size)
-        return batches * (sampling.response_length - 1)
+        prompts, size = _sampled_prompts(recipe, stage, rows), sampling.batch_size
+        batches, together = 2 * math.ceil(prompts / size), min(size, prompts)
+        return Decoding("evaluate/decode", 2, batches, together, sampling.max_prompt_length, sampling.response_length)
+    size = options.rollout_batch_size
+    rollouts = math.ceil(options.batch_size / size)
     evaluations = _online_evaluations(recipe, options.steps, options.eval_steps, options.save_steps)
-    batches = (options.steps + _norm_batches(options)) * math.ceil(options.batch_size / options.rollout_batch_size)
-    batches += evaluations * math.ceil(_heldout(options.max_eval_samples, rows) / options.rollout_batch_size)
-    return batches * (options.response_length - 1)
+    batches = (options.steps + _norm_batches(options)) * rollouts
+    batches += evaluations * math.ceil(_heldout(options.max_eval_samples, rows) / size)
+    together = min(options.batch_size, size)
+    return Decoding("rollout/decode", rollouts, batches, together, options.max_prompt_length, options.response_length)
 
 
 def decoding_step_bytes(
@@ -223,31 +240,10 @@ def decoding_step_bytes(
     `longest`, and of half of the response.
     """
     shape, size = shape_of(recipe), NUMBER_BYTES[recipe.model.dtype]
-    options, sampling = recipe.training_section(stage), recipe.evaluate
-    if isinstance(options, Dialogues):
-        prompt, response = sampling.max_prompt_length, sampling.response_length
-        together = min(sampling.batch_size, _sampled_prompts(recipe, stage, rows))
-    else:
-        prompt, response = options.max_prompt_length, options.response_length
-        together = min(options.batch_size, options.rollout_batch_size)
-    mean = prompt if longest else mean_prompt(recipe, prompt, rows)
+    decoding = decoding_of(recipe, stage, rows)
+    mean = decoding.prompt if longest else mean_prompt(recipe, decoding.prompt, rows)
     loaded = predicted.phases["load"].components
     base = loaded.get("base", 0) + loaded.get("quantization", 0)
     table = 0 if shape.tie_word_embeddings else (shape.vocab_size or 0) * shape.hidden_size * size
-    cached = together * shape.cached_per_token * (mean + response / 2) * size
-    return base - table + unpacked_bytes(recipe, together) + cached
-
-
-def _launches_of_a_decoding_step(recipe: Recipe, stage: TrainingName, predicted: PredictedStage) -> float:
-    """Return the operations that a mean decoding step of a stage launches, from those of its rehearsal.
-
-    Those of PPO, RLOO and GRPO are steps of their rollouts; others sample before and after training.
-    """
-    options = recipe.training_section(stage)
-    if isinstance(options, Dialogues):
-        phase, batches, response = "evaluate/decode", 2, recipe.evaluate.response_length
-    else:
-        phase, response = "rollout/decode", options.response_length
-        batches = math.ceil(options.batch_size / options.rollout_batch_size)
-    rehearsed = batches * min(REHEARSED_DECODING, response - 1)
-    return predicted.phases[phase].work.launched / rehearsed if rehearsed and phase in predicted.phases else 0.0
+    cached = decoding.together * shape.cached_per_token * (mean + decoding.response / 2) * size
+    return base - table + unpacked_bytes(recipe, decoding.together) + cached

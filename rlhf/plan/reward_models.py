@@ -8,7 +8,6 @@ config.json names.
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple
 
 from safetensors import safe_open
 
@@ -27,19 +26,13 @@ UNPACKED = ("embed", "score", "classifier", "head")  # in names of matrices that
 PER_TOKEN = (16, 6)
 
 
-class Beside(NamedTuple):
-    """What reward models take beside a stage, and those of which nothing is known, for they are not here yet."""
+def beside(recipe: Recipe, stage: StageName) -> int:
+    """Return the bytes that the reward models of others need beside a stage, as far as they are on this machine.
 
-    size: int  # bytes
-    unknown: list[str]
-
-
-def beside(recipe: Recipe, stage: StageName) -> Beside:
-    """Return what the reward models of others need beside a stage. Raises UserError for files that are damaged."""
-    sizes = [(model.name, known_size(recipe, model)) for model in _models(recipe, stage)]
-    known = [size for _, size in sizes if size is not None]
-    unknown = [name for name, size in sizes if size is None]
-    return Beside(sum(weights for weights, _ in known) + max((work for _, work in known), default=0), unknown)
+    Raises UserError for files that are damaged.
+    """
+    known = [size for model in _models(recipe, stage) if (size := known_size(recipe, model)) is not None]
+    return sum(weights for weights, _ in known) + max((work for _, work in known), default=0)
 
 
 def _models(recipe: Recipe, stage: StageName) -> list[ModelReward]:

@@ -28,4 +28,4 @@ def test_no_number_of_a_recipe_has_changed(predictor, name):
     if loaded.recipe.model.quantization == "nf4":
         pytest.importorskip("bitsandbytes")
     before = prediction_file.read(loaded.directory)
-    assert before and not [*memory.changed(before.plain(), prediction_file.predicted(predictor, loaded).plain())]
+    assert before and not [*memory.changed(before.plain(), memory.predict_all(predictor, loaded).plain())]

@@ -1,14 +1,13 @@
 """Where a rehearsal replaces a stage's functions: one table, with a reason for each.
 
 What a stage does again and again is rehearsed once or twice, which takes as much memory. What takes no memory of the
-device is left out, or done once for all stages and depths. Every batch gets a shorter row: a batch of rows that are all
+device is left out. Every batch gets a shorter row: a batch of rows that are all
 as long as the stage admits needs no mask; one shorter row can need one, and with it another attention kernel and copies
 of keys and values for every query head.
 """
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest import mock
@@ -16,13 +15,9 @@ from unittest import mock
 from rlhf.plan.phases import MOST_REPEATS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from rlhf.data.tokenize import DialogueTokenizer
     from rlhf.evaluation.references import Overlap
 
 T = TypeVar("T")
-MakeTokenizer = Callable[[int], "PreTrainedTokenizerBase"]  # of a vocabulary of this size
 Rows = list[dict[str, Any]]  # for one of TRL's collators: token ids by key, a margin
 
 
@@ -40,7 +35,6 @@ def seams() -> list[Seam]:
     import torch
     from transformers.data.data_collator import DataCollatorMixin
 
-    from rlhf.data import tokenize
     from rlhf.evaluation import policies
     from rlhf.evaluation.references import Overlap
     from rlhf.models import checkpoints
@@ -50,8 +44,6 @@ def seams() -> list[Seam]:
     from rlhf.stages.online.train_state import TrainState
 
     return [
-        Seam(tokenize, "words", _made_once, "the stand-in tokenizer is made once"),
-        Seam(tokenize.DialogueTokenizer, "_ids", _encoded_once, "the dialogues are encoded once"),
         Seam(torch, "save", _left_out, "files take no memory of the device"),
         Seam(TrainState, "save", _left_out, "files take no memory of the device"),
         Seam(checkpoints, "check_finite", _left_out, "adapters of zeros hold no NaN"),
@@ -106,33 +98,6 @@ def _with_shorter_prompt(start: Callable[..., None]) -> Callable[..., None]:
         start(self, model, shorter, *more)
 
     return start_padded
-
-
-def _made_once(make_tokenizer: MakeTokenizer) -> MakeTokenizer:
-    """Return a function that makes one stand-in tokenizer per vocabulary size and returns that one again later."""
-    cached = functools.cache(make_tokenizer)
-
-    def words(vocab_size: int) -> "PreTrainedTokenizerBase":
-        tokenizer = cached(vocab_size)
-        tokenizer.chat_template = None  # merging writes one
-        return tokenizer
-
-    return words
-
-
-def _encoded_once(
-    encode: Callable[["DialogueTokenizer", Sequence[str], bool], list[list[int]]],
-) -> Callable[..., list[list[int]]]:
-    """Return `DialogueTokenizer._ids` with a memory: a text is encoded once per tokenizer. They must live on."""
-    known: dict[tuple[int, bool, str], list[int]] = {}
-
-    def ids(tokenizer: "DialogueTokenizer", texts: Sequence[str], bos: bool) -> list[list[int]]:
-        keys = [(id(tokenizer.hf), bos, text) for text in texts]
-        new = [key for key in dict.fromkeys(keys) if key not in known]
-        known.update(zip(new, encode(tokenizer, [text for _, _, text in new], bos), strict=True))
-        return [list(known[key]) for key in keys]
-
-    return ids
 
 
 def _one_shorter(rows: Rows) -> Rows:

@@ -81,19 +81,18 @@ def _check_depth(recipe: Recipe) -> None:
     config, (low, high) = config_of(architecture), DEPTHS
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None) or []
     sliding = [kind == "sliding_attention" for kind in kinds]
+    stands = True
     if window is not None and recipe.longest() > window and len(kinds) > high and any(sliding):
-        difference = abs(mean(sliding[low:high]) - mean(sliding[low:]))
-        if difference > MOST_UNLIKE or not any(sliding[:low]):
-            raise UserError(
-                f"memory is predicted from the first {high} layers, and here they do not stand for all {len(kinds)}, "
-                f"of which {sum(sliding)} have a sliding window: shorten rows from {recipe.longest()} to {window} "
-                "tokens, or run the stages without a prediction"
-            )
+        stands = any(sliding[:low]) and abs(mean(sliding[low:high]) - mean(sliding[low:])) <= MOST_UNLIKE
     if hasattr(config, "mlp_only_layers"):
         later = range(1, config.num_hidden_layers)
         dense = [n for n in later if n in config.mlp_only_layers or (n + 1) % config.decoder_sparse_step]
-        if dense and len(dense) < len(later):
-            raise UserError(f"memory is not predicted where layers differ: {dense} have no experts, others have")
+        stands &= len(dense) in (0, len(later))
+    if not stands:
+        raise UserError(
+            f"memory is predicted from the first {high} layers, and here they do not stand for all (layer_types, "
+            f"sliding_window {window}, mlp_only_layers): shorten rows, or run the stages without a prediction"
+        )
 
 
 def _shallow(architecture: Architecture, layers: int) -> Changes:
