@@ -6,6 +6,7 @@ precision from them; torch and its libraries take their arithmetic from others.
 
 import os
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from rlhf.process import distributed
@@ -35,7 +36,8 @@ def prepare(recipe: "Recipe") -> None:
     """
     alone = distributed.world() == 1
     found = {name for name in os.environ if ARITHMETIC.match(name) or (alone and LAUNCHER.match(name))}
-    if found and distributed.STARTED_HERE not in os.environ:  # this project's own launch sets some
+    # Our own launch sets some, and so do libraries once they are imported.
+    if found and distributed.STARTED_HERE not in os.environ and "torch" not in sys.modules:
         say(f"taken out of the environment, where the recipe decides: {', '.join(sorted(found))}")
     for name in found:
         del os.environ[name]

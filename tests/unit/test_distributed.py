@@ -1,6 +1,7 @@
 """Shares of batches, who may start, how processes are started, and what is said when one ends."""
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -134,6 +135,7 @@ def test_no_variable_decides_in_the_recipe_s_place(monkeypatch, capsys, world):
     monkeypatch.setattr(os, "environ", dict.fromkeys(LAUNCHERS + ARITHMETIC + KEPT, "1"))
     if world:
         be(monkeypatch, 0, world)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # a stage's process has not imported it yet
     environment.prepare(small().recipe)
     gone = {*ARITHMETIC} if world == 2 else {*LAUNCHERS, *ARITHMETIC}
     gone |= {*distributed.RANK_VARIABLES} if world == 1 else set()
