@@ -15,7 +15,7 @@ from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
 from rlhf.stages.corpus import load_corpus
 from rlhf.stages.online import session
-from rlhf.stages.online.checkpoints import best_step
+from rlhf.stages.online.session import best_step
 from rlhf.stages.supervised import pairs as training_pairs
 from rlhf.stages.supervised import policy
 from rlhf.stages.supervised import training as trainer

@@ -641,7 +641,7 @@ class Spied:
         patch.setattr(session, "sample", sample_into(self.trains))
         patch.setattr(evaluation, "sample", sample_into(self.evaluates))
         patch.setattr(evaluation, "exact_kl", diverged)
-        patch.setattr(scores, "measure_score_norm", normed)
+        patch.setattr(session, "measure_score_norm", normed)
         patch.setattr(tokenize, "train", tokenizer_of)
 
     def sides(self, rows: Iterable[tuple[int, ...]]) -> list[bool]:

@@ -1,7 +1,7 @@
 """One run of a stage that learns from its own samples: data, models, sampling, evaluation and log files."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,11 +33,11 @@ from rlhf.rollout.vllm_command import start_command
 from rlhf.run.checkpoints import require_usable
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_FUNCTION
-from rlhf.run.layout import ADAPTER
-from rlhf.stages.online import scores
-from rlhf.stages.online.checkpoints import update_checkpoints
+from rlhf.run.layout import ADAPTER, METRICS
+from rlhf.run.reader import read_lines
+from rlhf.run.records import MetricsLine
 from rlhf.stages.online.reward_sum import RewardSum
-from rlhf.stages.online.scores import ByName, FunctionRewards, ScoreNorm
+from rlhf.stages.online.scores import ByName, FunctionRewards, ScoreNorm, measure_score_norm
 from rlhf.stages.online.train_state import TrainState, read_state
 from rlhf.stages.result import Result
 from rlhf.terminal import say
@@ -81,7 +81,7 @@ class Session:
             self.shared = self._load_models()
         self._saved = read_state(run.resumed_from) if run.resumed_from else None
         self.score_norm = self._score_norm()
-        self._reference_samples = self.evaluate("reference")
+        self._reference_samples = self.evaluate("reference", self.validation)
         require_verdicts(run.stage, self._reference_samples)
         self._policy_samples: PolicySamples | None = None  # of the last evaluation; None before the first
 
@@ -108,7 +108,7 @@ class Session:
         if not self.options.normalize_scores:
             return ScoreNorm()
         with self.phase("evaluate"):
-            return scores.measure_score_norm(self.shared, self.sample, self.options)
+            return measure_score_norm(self.shared, self.sample, self.options)
 
     def restore(self, state: TrainState[Any]) -> None:
         """Continue from the checkpoint of a resumed run. Divide the frozen layers among ranks if the recipe says so."""
@@ -173,19 +173,19 @@ class Session:
             run.logs.telemetry(done, self.telemetry.since_last_call())
         if save:
             run.save_checkpoint(done, lambda folder: state.save(run.base, folder))
-            distributed.from_main(lambda: update_checkpoints(run, options))
+            distributed.from_main(self._update_checkpoints)
         bar.update(done, f"score {metrics.get('objective/scores', math.nan):.3f}")
 
     # -- held-out prompts ----------------------------------------------------------------------------------------------
 
-    def evaluate(self, role: SharedRole, prompts: Sequence[Prompt] | None = None) -> PolicySamples:
-        """Measure a role on held-out prompts; by default on those that choose checkpoints."""
+    def evaluate(self, role: SharedRole, prompts: Sequence[Prompt]) -> PolicySamples:
+        """Measure a role on held-out prompts."""
         with self.phase("evaluate"):
             return measure(
                 self.shared,
                 role,
                 self.tokenizer,
-                self.validation if prompts is None else prompts,
+                prompts,
                 sampling_settings(self.options),
                 seed=self.recipe.seed,
                 with_true_reward=self.recipe.data.has_true_reward,
@@ -201,12 +201,22 @@ class Session:
 
     def _evaluate_policy(self, done: int) -> dict[str, float]:
         """Measure the policy after a step, and log some of its responses. Return the metrics."""
-        self._policy_samples = self.evaluate("policy")
+        self._policy_samples = self.evaluate("policy", self.validation)
         policies = {self.recipe.start: self._reference_samples, self.run.stage: self._policy_samples}
         rows = sample_rows(self.tokenizer, self.validation[:FEW_SAMPLES], policies, self._expected)
         self.run.logs.samples(done, rows)
         gains = gains_over_start(self._reference_samples, self._policy_samples, self.recipe.start)
         return {f"eval/{name}": value for name, value in gains.items()}
+
+    def _update_checkpoints(self) -> int | None:
+        """Delete what `keep_checkpoints` does not keep. Return the step of the best checkpoint, None without."""
+        run, options = self.run, self.options
+        logged = {row.step: row.values for row in read_lines(run.path / METRICS, MetricsLine)}
+        evaluations = {step: logged[step] for step in run.checkpoints.steps() if step in logged}
+        best = best_step(evaluations, options.best_kl_limit)
+        if options.keep_checkpoints != "all":
+            run.checkpoints.keep_newest(keep=options.keep_checkpoints, spare=best)
+        return best
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -224,14 +234,14 @@ class Session:
         if self.test != self.validation:
             before, after = self.evaluate("reference", self.test), self.evaluate("policy", self.test)
         elif after is None:  # also the case when a resumed run had already taken its last step
-            after = self.evaluate("policy")
+            after = self.evaluate("policy", self.test)
         metrics = gains_over_start(before, after, start) | {"best_step": math.nan if best is None else best}
         return Result(metrics, self.telemetry.costs())
 
     def _choose_policy(self, state: TrainState[Any]) -> int | None:
         """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""
         run, options = self.run, self.options
-        best = distributed.from_main(lambda: update_checkpoints(run, options))  # a resumed run may take no step
+        best = distributed.from_main(self._update_checkpoints)  # a resumed run may take no step
         if options.adapter == "last":
             return best
         if best is None:
@@ -264,6 +274,20 @@ def require_verdicts(stage: str, start: PolicySamples) -> None:
             f"{stage}: none of {len(start.texts)} held-out answers has a verdict of every reward (verdicts: {judged}); "
             "where a reward does not apply, return a number such as 0"
         )
+
+
+def best_step(evaluations: Mapping[int, Mapping[str, float | None]], kl_limit: float | None) -> int | None:
+    """Return the step with the highest held-out score, the first of equals, among those within the KL limit.
+
+    `evaluations`: logged metrics by step; None for a number that is not finite. `kl_limit` is in nats per token.
+    Returns None if no step has a finite score within it.
+    """
+    scores: dict[int, float] = {}
+    for step, row in evaluations.items():
+        score, kl = row.get("eval/score"), row.get("eval/kl_per_token")
+        if score is not None and (kl_limit is None or (kl is not None and kl <= kl_limit)):
+            scores[step] = score
+    return max(scores, key=lambda step: (scores[step], -step), default=None)
 
 
 def prompt_order(total: int, step: int, per_step: int, seed: int) -> list[int]:
