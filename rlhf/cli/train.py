@@ -118,7 +118,7 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
         with endings.reporting_progress(lambda: runner.progress(this_run)):
             launching.launch(loaded, task)
         return None
-    summary, result = runner.execute(
+    summary, is_new = runner.execute(
         stage,
         loaded,
         Path(task.out),
@@ -130,10 +130,10 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
     )
     if summary is None or distributed.rank():
         return None
-    if result is None:
+    if not is_new:
         screen.OUT.print(f"{stage}: done before ({this_run.path}); nothing was run")
     show_stage(summary)
-    if result is not None:
+    if is_new:
         screen.OUT.print(f"written to {this_run.path}", style="dim")
         if stage in (SFT, *POLICIES, EVALUATE):
             show_samples(this_run.path)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from trl import DPOConfig, DPOTrainer
 
@@ -22,7 +21,6 @@ from rlhf.models.shared_base import SharedBase
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Dpo
 from rlhf.run.directory import StageRun
-from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import stage_pairs
 from rlhf.stages.supervised.policy import log_ratios, measure_against_start, train_policy
 from rlhf.stages.supervised.trainer import ROWS, RunTrainer
@@ -30,11 +28,10 @@ from rlhf.stages.supervised.training import arguments
 from rlhf.terminal.progress import working
 
 
-def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
+def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer, corpus: Corpus) -> dict[str, float]:
     """Train the DPO adapter, and measure the policy against its start on held-out prompts and pairs."""
     recipe = run.loaded.recipe
     options = recipe.options(Dpo)
-    telemetry = Telemetry(device)
 
     split = corpus.preferences("dpo")
     pairs = stage_pairs(run, tokenizer, split, options)
@@ -43,7 +40,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     settings = arguments(DPOConfig, run, options, max_length=None, **losses_of(options))
     best_step = train_policy(
         run,
-        device,
         tokenizer,
         telemetry,
         partial(_Trainer, args=settings, sft_weight=options.sft_weight),
@@ -54,12 +50,11 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     )
 
     with telemetry.phase("evaluate"):
-        before, after, shared = measure_against_start(run, tokenizer, corpus, prompts, device)
+        before, after, shared = measure_against_start(run, tokenizer, corpus, prompts, telemetry.device)
         with working("dpo: scoring held-out pairs"):
             preferred = preference_accuracy(shared, tokenizer, pairs.heldout, 2 * options.per_device_train_batch_size)
     counts = {"preference_accuracy": preferred, "train_pairs": len(pairs.training), **pairs.cuts}
-    metrics = gains_over_start(before, after, recipe.start) | counts | best_step
-    return Result(metrics, telemetry.costs())
+    return gains_over_start(before, after, recipe.start) | counts | best_step
 
 
 def losses_of(options: Dpo) -> dict[str, Any]:

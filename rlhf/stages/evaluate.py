@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch
-
 from rlhf.data.corpus import Corpus
 from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.evaluation import references
@@ -28,17 +26,16 @@ from rlhf.recipe.stages import EVALUATE, PolicyLabel, PolicyStart
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_FUNCTION
 from rlhf.stages.online.reward_sum import RewardSum
-from rlhf.stages.result import Result
 
 # With the start's name; they are logged under that already.
 REPEATED = ("response_length_", "score_", "true_reward_", "second_score_")
 
 
-def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
+def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer, corpus: Corpus) -> dict[str, float]:
     """Sample every policy of the run on the same held-out prompts, and measure the answers."""
     recipe, start = run.loaded.recipe, run.loaded.recipe.start
     options = recipe.evaluate
-    telemetry = Telemetry(device)
+    device = telemetry.device
 
     trained = run.trained_policies()
     sections = [section for stage, section in recipe.online().items() if stage in trained]
@@ -78,7 +75,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         for label, policy in samples.items():
             metrics |= {f"{label}/{key}": value for key, value in overlap.metrics(policy.texts).items()}
     run.logs.samples(0, sample_rows(tokenizer, prompts, samples, expected_answers(corpus)))
-    return Result(metrics, telemetry.costs())
+    return metrics
 
 
 def _demonstrations(tokenizer: DialogueTokenizer, corpus: Corpus, options: Evaluate) -> list[ScoredText]:

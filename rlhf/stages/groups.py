@@ -43,7 +43,6 @@ from rlhf.recipe.schema_online import GroupOptions
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.scores import ScoreNorm, Scores, mean_judged, mean_rewards, score
 from rlhf.stages.online.train_state import TrainState, as_floats
-from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(loop: "Session") -> Result:
+def run_stage(loop: "Session") -> dict[str, float]:
     """Train the policy adapter with RLOO or GRPO, and measure it against its start on held-out prompts."""
     options = loop.options
     assert isinstance(options, GroupOptions)

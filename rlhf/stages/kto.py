@@ -23,7 +23,6 @@ from rlhf.evaluation.policies import gains_over_start
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Kto
 from rlhf.run.directory import StageRun
-from rlhf.stages.result import Result
 from rlhf.stages.supervised.policy import log_ratios, measure_against_start, train_policy
 from rlhf.stages.supervised.trainer import ROWS, RunTrainer
 from rlhf.stages.supervised.training import arguments
@@ -38,11 +37,10 @@ class Judged(NamedTuple):
     good: bool
 
 
-def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
+def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer, corpus: Corpus) -> dict[str, float]:
     """Train the KTO adapter, and measure the policy against its start on held-out prompts and answers."""
     recipe = run.loaded.recipe
     options = recipe.options(Kto)
-    telemetry = Telemetry(device)
 
     split = corpus.judged(run.stage)
     shuffled = random.Random(recipe.seed).sample(split.train, len(split.train))  # both sides of a pair come together
@@ -72,7 +70,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     )
     best_step = train_policy(
         run,
-        device,
         tokenizer,
         telemetry,
         partial(_Trainer, args=settings),
@@ -82,7 +79,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     )
 
     with telemetry.phase("evaluate"):
-        before, after, shared = measure_against_start(run, tokenizer, corpus, prompts, device)
+        before, after, shared = measure_against_start(run, tokenizer, corpus, prompts, telemetry.device)
         with working(f"{run.stage}: scoring held-out answers"):
             rewards = options.beta * log_ratios(shared, tokenizer, [judged.row for judged in heldout], 2 * batch_size)
     is_good = torch.tensor([judged.good for judged in heldout])
@@ -91,8 +88,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         "heldout_reward_bad": rewards[~is_good].mean().item(),
     }
     counts = {"train_good": good, "train_bad": len(training) - good, **cuts}
-    metrics = gains_over_start(before, after, recipe.start) | telling | counts | best_step
-    return Result(metrics, telemetry.costs())
+    return gains_over_start(before, after, recipe.start) | telling | counts | best_step
 
 
 class _Trainer(RunTrainer, KTOTrainer):

@@ -19,7 +19,6 @@ from rlhf.recipe.schema import Merge
 from rlhf.recipe.stages import REWARD_MODELS
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import ADAPTER, MODEL
-from rlhf.stages.result import Result
 from rlhf.terminal import say
 
 ROWS, TOKENS = 4, 128  # held-out prompts, and tokens of each, for comparing the models
@@ -27,21 +26,18 @@ EOS_OF_ANSWER = "{% if messages[-1]['role'] == 'assistant' %}{{ eos_token }}{% e
 ROUNDING = {"float32": 1e-6, "bfloat16": 1e-2}  # nats per token, or score, that rounding the weights may cost
 
 
-def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
+def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer, corpus: Corpus) -> dict[str, float]:
     """Merge an adapter into its base and compare the two. Raises UserError if the merged model lost the adapter."""
     recipe = run.loaded.recipe
     stage = recipe.options(Merge).stage
-    if device.type == "cuda":
-        device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
-    telemetry = Telemetry(device)
     is_reward = stage in REWARD_MODELS
     outputs, distance = (_scores, _rms) if is_reward else (_logprobs, _kl)
     prompts, _ = tokenizer.encode_prompts(corpus.prompts("merge").test[:ROWS], recipe.evaluate.max_prompt_length)
-    texts = [torch.tensor([prompt[-TOKENS:]], device=device) for prompt in prompts]
+    texts = [torch.tensor([prompt[-TOKENS:]], device=telemetry.device) for prompt in prompts]
 
     with telemetry.phase("merge"):
         # Merging into 4-bit weights would round the adapter away, so 16-bit ones are merged.
-        base = load_base(run.base, device, head="score" if is_reward else "lm", quantize=False)
+        base = load_base(run.base, telemetry.device, head="score" if is_reward else "lm", quantize=False)
         if is_reward:
             base.config.pad_token_id = tokenizer.pad_id  # the classifier reads the last token that is none
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
@@ -58,15 +54,12 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
                 f"the base alone {effect:.2g} ({'score' if is_reward else 'nats per token'})"
             )
         _save(run, merged, tokenizer)
-    return Result(
-        {
-            "adapter_effect": effect.item(),
-            "score_change_of_merging" if is_reward else "kl_of_merging": change.item(),
-            "base_bytes": base_bytes,
-            "model_bytes": sum(file.stat().st_size for file in (run.path / MODEL).glob("*.safetensors")),
-        },
-        telemetry.costs(),
-    )
+    return {
+        "adapter_effect": effect.item(),
+        "score_change_of_merging" if is_reward else "kl_of_merging": change.item(),
+        "base_bytes": base_bytes,
+        "model_bytes": sum(file.stat().st_size for file in (run.path / MODEL).glob("*.safetensors")),
+    }
 
 
 def _save(run: StageRun, merged: PreTrainedModel, tokenizer: DialogueTokenizer) -> None:

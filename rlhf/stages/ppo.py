@@ -40,7 +40,6 @@ from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
 from rlhf.stages.online.scores import FunctionRewards, ScoreNorm, mean_judged, mean_rewards, score
 from rlhf.stages.online.train_state import TrainState, as_floats
-from rlhf.stages.result import Result
 from rlhf.terminal.progress import Bar
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(loop: "Session") -> Result:
+def run_stage(loop: "Session") -> dict[str, float]:
     """Train the policy adapter, and measure it against its start on held-out prompts."""
     options = loop.options
     assert isinstance(options, Ppo)

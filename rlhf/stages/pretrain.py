@@ -17,18 +17,16 @@ from rlhf.models.loading import new_base
 from rlhf.observe.telemetry import Telemetry
 from rlhf.run.directory import StageRun
 from rlhf.run.layout import MODEL
-from rlhf.stages.result import Result
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.stages.supervised.training import arguments, train
 from rlhf.terminal.progress import working
 
 
-def run_stage(run: StageRun, device: torch.device, untrained: DialogueTokenizer, corpus: Corpus) -> Result:
+def run_stage(run: StageRun, telemetry: Telemetry, untrained: DialogueTokenizer, corpus: Corpus) -> dict[str, float]:
     """Train a tokenizer and a base model from scratch, and measure the perplexity of held-out texts."""
     recipe = run.loaded.recipe
     options, architecture = recipe.pretrain, recipe.model.architecture
     assert options and architecture
-    telemetry = Telemetry(device)
 
     assert recipe.tokenizer.vocab_size
     texts = corpus.texts(untrained.template)
@@ -40,7 +38,7 @@ def run_stage(run: StageRun, device: torch.device, untrained: DialogueTokenizer,
 
     torch.manual_seed(recipe.seed)
     model = new_base(architecture, tokenizer, recipe.model.dtype)
-    model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+    model.to(telemetry.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
     trainer = RunTrainer(
         model=model,
         args=arguments(TrainingArguments, run, options),
@@ -55,11 +53,10 @@ def run_stage(run: StageRun, device: torch.device, untrained: DialogueTokenizer,
     tokenizer.hf.save_pretrained(folder)
     batch_size = options.per_device_train_batch_size
     with telemetry.phase("evaluate"), working("pretrain: evaluating on held-out texts"):
-        metrics = {
+        return {
             "perplexity": perplexity(model, [(ids, 0) for ids in heldout], tokenizer.pad_id, batch_size),
             "parameters": sum(p.numel() for p in model.parameters()),
             "vocab_size": len(tokenizer.hf),
             "train_documents": len(training),
             "train_tokens": sum(map(len, documents)),
         }
-    return Result(metrics, telemetry.costs())

@@ -27,7 +27,6 @@ from rlhf.models.precision import Model, mixed_precision
 from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Rm
 from rlhf.run.directory import StageRun
-from rlhf.stages.result import Result
 from rlhf.stages.supervised.pairs import stage_pairs
 from rlhf.stages.supervised.trainer import ROWS, RunTrainer
 from rlhf.stages.supervised.training import arguments, train
@@ -36,17 +35,16 @@ from rlhf.terminal.progress import working
 SAMPLES = 8  # held-out pairs whose scores are kept
 
 
-def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
+def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer, corpus: Corpus) -> dict[str, float]:
     """Train the reward model, and measure its accuracy on held-out pairs."""
     recipe = run.loaded.recipe
     options = recipe.options(Rm, run.stage)
-    telemetry = Telemetry(device)
 
     pairs = stage_pairs(run, tokenizer, corpus.preferences(run.stage), options)
 
     torch.manual_seed(run.seed)  # the score head is drawn when the base is loaded
     with telemetry.phase("load"):
-        base = load_base(run.base, device, head="score")
+        base = load_base(run.base, telemetry.device, head="score")
         base.config.pad_token_id = tokenizer.pad_id
         model = reward_from_sft(base, recipe.lora, run.policy_start())
 
@@ -87,7 +85,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
     if recipe.data.has_true_reward:
         assert recipe.data.toy
         metrics |= _against_best_possible(tokenizer, pairs.heldout_rows, margins, recipe.data.toy.bayes_accuracy)
-    return Result(metrics, telemetry.costs())
+    return metrics
 
 
 def _scores(

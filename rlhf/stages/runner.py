@@ -24,15 +24,15 @@ from rlhf.run.directory import StageRun
 from rlhf.run.evidence import CHOSEN_AMONG
 from rlhf.run.finished import verified
 from rlhf.run.layout import SUMMARY
-from rlhf.run.records import Summary
+from rlhf.run.records import Costs, Summary
 from rlhf.stages.online import rewards
-from rlhf.stages.result import Result
 from rlhf.terminal import message_of, say
 
 if TYPE_CHECKING:
     import torch
 
-StageFn = Callable[[StageRun, "torch.device"], Result]  # a stage's own code
+# a stage's own code: its metrics and costs
+StageFn = Callable[[StageRun, "torch.device"], tuple[dict[str, float], Costs]]
 
 
 class Forecast(NamedTuple):
@@ -53,10 +53,10 @@ def execute(
     preflight: Callable[[], Forecast] = Forecast,
     stop_on: Sequence[str] = (),
     only: Sequence[PolicyName] = (),
-) -> tuple[Summary | None, Result | None]:
+) -> tuple[Summary | None, bool]:
     """Run one stage unless it is done already.
 
-    Return its summary, None on a rank that did not write it, and its result, None if the stage was done before.
+    Return its summary, None on a rank that did not write it, and whether it was run: not if it was done before.
     `resume`: continue an unfinished run from its newest checkpoint (True), or set it aside and begin anew (False); for
     None such a run is refused. `preflight` predicts the stage's peak and time, or raises UserError, before anything is
     loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
@@ -66,8 +66,9 @@ def execute(
     run = StageRun(out, loaded, stage, is_main=not distributed.rank(), only=only)
     loaded.require(stage)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
-        summary, result = run.done(), None
-        if summary is None:
+        summary = run.done()
+        is_new = summary is None
+        if is_new:
             check_settings(loaded, stage)
             if resume is None:
                 run.check_nothing_lost()
@@ -75,12 +76,12 @@ def execute(
                 _check_parents(run)
                 tracking.check(report_to)
                 with quiet_libraries():
-                    result, forecast = _train(run, bool(resume), report_to, preflight, stop_on)
-                metrics = result.metrics | _chosen_among(run)
-                summary = run.finish(metrics, result.costs, forecast.peak_bytes, forecast.hours)
+                    (metrics, costs), forecast = _train(run, bool(resume), report_to, preflight, stop_on)
+                metrics |= _chosen_among(run)
+                summary = run.finish(metrics, costs, forecast.peak_bytes, forecast.hours)
         if run.is_main:
             card.write(run.run_directory)
-        return summary, result
+        return summary, is_new
 
 
 # -- before anything is loaded -----------------------------------------------------------------------------------------
@@ -127,8 +128,8 @@ def _check_parents(run: StageRun) -> None:
 
 def _train(
     run: StageRun, resume: bool, report_to: Sequence[str], preflight: Callable[[], Forecast], stop_on: Sequence[str]
-) -> tuple[Result, Forecast]:
-    """Run the stage's own code. Return its result and what was predicted of it."""
+) -> tuple[tuple[dict[str, float], Costs], Forecast]:
+    """Run the stage's own code. Return its metrics and costs, and what was predicted of it."""
     run_stage = import_stage(run.stage)
     from rlhf.models import loading
     from rlhf.models.random_state import kept_random_state
@@ -161,20 +162,29 @@ def _train(
 
 
 def import_stage(stage: StageName) -> StageFn:
-    """Import the module of a stage, with all libraries that it needs. Return its `run_stage`, which reads its data."""
+    """Import the module of a stage, with all libraries that it needs. Return what reads its data and runs it."""
     name = f"rlhf.stages.{STAGE_TABLE[stage].module or stage}"
     if name not in sys.modules:
         with without_collections():
             import_bitsandbytes()
             importlib.import_module(name)
+    import torch
+
+    from rlhf.observe.telemetry import Telemetry
     from rlhf.stages.corpus import stage_input
 
-    run_stage = sys.modules[name].run_stage
     if stage in ONLINE:
         from rlhf.stages.online.session import Session
 
-        return lambda run, device: run_stage(Session(run, device, *stage_input(run)))
-    return lambda run, device: run_stage(run, device, *stage_input(run))
+    def measured(run: StageRun, device: torch.device) -> tuple[dict[str, float], Costs]:
+        run_stage, given = sys.modules[name].run_stage, stage_input(run)
+        if STAGE_TABLE[stage].on_host and device.type == "cuda":
+            device = torch.device("cpu")  # in full precision the base may not fit the card; a CPU is fast enough
+        telemetry = Telemetry(device)
+        metrics = run_stage(Session(run, telemetry, *given)) if stage in ONLINE else run_stage(run, telemetry, *given)
+        return metrics, telemetry.costs()
+
+    return measured
 
 
 def _chosen_among(run: StageRun) -> dict[str, float]:

@@ -25,7 +25,6 @@ from rlhf.recipe.schema import Sft
 from rlhf.recipe.stages import FEW_SAMPLES
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
-from rlhf.stages.result import Result
 from rlhf.stages.supervised.forward import IGNORED
 from rlhf.stages.supervised.trainer import ROWS, RunTrainer
 from rlhf.stages.supervised.training import arguments, train
@@ -33,11 +32,10 @@ from rlhf.terminal import say
 from rlhf.terminal.progress import working
 
 
-def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus) -> Result:
+def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer, corpus: Corpus) -> dict[str, float]:
     """Train the SFT adapter, and measure the perplexity of held-out responses before and after."""
     recipe = run.loaded.recipe
     options = recipe.options(Sft)
-    telemetry = Telemetry(device)
 
     split = corpus.demonstrations()
     training, cuts = _encode_turns(run, tokenizer, split.train[: options.max_samples])
@@ -50,7 +48,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
 
     torch.manual_seed(recipe.seed)
     with telemetry.phase("load"):
-        base = load_base(run.base, device)
+        base = load_base(run.base, telemetry.device)
         model = new_adapter(base, recipe.lora)
 
     def perplexity_of(rows: list[Encoded]) -> float:
@@ -74,7 +72,7 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
 
     answers = {"base": PolicySamples.unjudged(answers_before), "sft": PolicySamples.unjudged(answers_after)}
     run.logs.samples(0, sample_rows(tokenizer, prompts, answers, expected_answers(corpus)))
-    metrics = {
+    return {
         "perplexity": perplexity_after,
         "perplexity_before": perplexity_before,
         "perplexity_ratio": perplexity_after / perplexity_before,
@@ -82,7 +80,6 @@ def run_stage(run: StageRun, device: torch.device, tokenizer: DialogueTokenizer,
         **cuts,
         **best_step,
     }
-    return Result(metrics, telemetry.costs())
 
 
 class _Trainer(RunTrainer, SFTTrainer):

@@ -114,8 +114,8 @@ def test_trl_stages_take_the_same_sixteen_steps(request, trained, tmp_path, stag
     compare(one / ROOT / stage, two / ROOT / stage, 16 + 2)
     manifest = content_of(two / ROOT / stage / "manifest.json")
     assert manifest["device"]["processes"] == 2 and manifest["device"]["engine"] == "ddp"
-    again, result = runner.execute(stage, sizes(changes | {"hardware.count": 2}), two)
-    assert result is None and again is not None and again.plain() == content_of(two / ROOT / stage / "summary.json"), (
+    again, is_new = runner.execute(stage, sizes(changes | {"hardware.count": 2}), two)
+    assert not is_new and again is not None and again.plain() == content_of(two / ROOT / stage / "summary.json"), (
         "done: nobody else is needed"
     )
 

@@ -17,6 +17,7 @@ from rlhf.data.rows import Example
 from rlhf.data.source import read_source
 from rlhf.data.tokenize import Encoded
 from rlhf.errors import UserError
+from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.stages import STAGE_TABLE
 from rlhf.stages import kto
 from tests.helpers import run_stages, small
@@ -158,7 +159,7 @@ def test_answers_to_one_prompt_are_refused_before_a_model_is_loaded(monkeypatch,
     encode: Any = lambda texts, *_: ([Encoded([ord(prompt)], [1]) for prompt, _ in texts], {})  # noqa: E731
     run: Any = SimpleNamespace(loaded=small(kto=KTO), stage="kto", describe=lambda **_: None)
     with pytest.raises(UserError, match=rf"^kto: .*kto\.{key} "):
-        kto.run_stage(run, torch.device("cpu"), cast(Any, SimpleNamespace(encode=encode)), corpus)
+        kto.run_stage(run, Telemetry(torch.device("cpu")), cast(Any, SimpleNamespace(encode=encode)), corpus)
 
 
 def test_bad_answers_are_never_imitated(tmp_path):

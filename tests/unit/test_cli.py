@@ -172,7 +172,7 @@ def test_a_parent_that_fails_ends_the_chain_with_its_code(command, tmp_path, mon
 def test_a_chain_is_numbered_and_its_outcome_printed_once(command, trained, tmp_path, monkeypatch):
     """Parents that are done are named; the stages behind them have their numbers in the whole chain."""
     out = beside(trained, tmp_path, "pretrain", "sft")
-    finished = summary_of(stage="ppo"), None
+    finished = summary_of(stage="ppo"), False
     monkeypatch.setattr("rlhf.process.children.run_child", lambda *_: 0)
     monkeypatch.setattr("rlhf.stages.runner.execute", lambda *_, **__: finished)
     arguments = ("run", "ppo", "--with-parents", "--recipe", RECIPE, "--out", out, *changes())

@@ -39,7 +39,6 @@ from rlhf.run.records import MetricsLine
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.scores import ByName, FunctionRewards, ScoreNorm, measure_score_norm
 from rlhf.stages.online.train_state import TrainState, read_state
-from rlhf.stages.result import Result
 from rlhf.terminal import say
 from rlhf.terminal.progress import Bar
 
@@ -53,21 +52,20 @@ class Session:
     unless the recipe sets validation apart. New adapters are drawn from torch's generator, which is seeded here.
     """
 
-    def __init__(self, run: StageRun, device: torch.device, tokenizer: DialogueTokenizer, corpus: Corpus):
-        self.run, self.device, self.tokenizer, self.recipe = run, device, tokenizer, run.loaded.recipe
+    def __init__(self, run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer, corpus: Corpus):
+        self.run, self.tokenizer, self.recipe = run, tokenizer, run.loaded.recipe
+        self.telemetry, self.phase, self.device = telemetry, telemetry.phase, telemetry.device
         self.stage = run.stage
         self.options = options = self.recipe.online()[run.stage]
         run.total_steps = options.steps
         self.rm_dir = run.folder(RM)
-        self.telemetry = Telemetry(device)
-        self.phase = self.telemetry.phase
         self.client: vllm.Client | None = None
         if options.vllm_url:
             self.client = vllm.Client(
                 options.vllm_url, lambda: start_command(self.recipe, options, base_name(run.base))
             )
 
-        self.rewards = RewardSum(run.stage, [options], corpus, tokenizer, run.path, device.type)
+        self.rewards = RewardSum(run.stage, [options], corpus, tokenizer, run.path, self.device.type)
         self._expected = expected_answers(corpus)
         prompts = self.rewards.usable(corpus.prompts(run.stage))
         self.train = prompts.train[: options.max_samples]
@@ -220,7 +218,7 @@ class Session:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def finish(self, state: TrainState[Any]) -> Result:
+    def finish(self, state: TrainState[Any]) -> dict[str, float]:
         """Write the resulting adapter, last or best, and measure it on the prompts for reporting.
 
         Where validation is set apart, the reference was measured on other prompts, and is measured again.
@@ -235,8 +233,7 @@ class Session:
             before, after = self.evaluate("reference", self.test), self.evaluate("policy", self.test)
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy", self.test)
-        metrics = gains_over_start(before, after, start) | {"best_step": math.nan if best is None else best}
-        return Result(metrics, self.telemetry.costs())
+        return gains_over_start(before, after, start) | {"best_step": math.nan if best is None else best}
 
     def _choose_policy(self, state: TrainState[Any]) -> int | None:
         """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""

@@ -24,7 +24,6 @@ from rlhf.stages.supervised.training import free_memory, train
 
 def train_policy(
     run: StageRun,
-    device: torch.device,
     tokenizer: DialogueTokenizer,
     telemetry: Telemetry,
     new_trainer: Callable[..., RunTrainer],
@@ -40,7 +39,7 @@ def train_policy(
     """
     torch.manual_seed(run.loaded.recipe.seed)
     with telemetry.phase("load"):
-        base, start = load_base(run.base, device), run.policy_start()
+        base, start = load_base(run.base, telemetry.device), run.policy_start()
         if start is None:
             model = new_adapter(base, run.loaded.recipe.lora)
         else:
