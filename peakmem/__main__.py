@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NoReturn
 
 from peakmem import cards, predicting, report
 from peakmem.events import Crashed, NotPredicted
@@ -58,8 +59,16 @@ def _fail(options: argparse.Namespace, error: NotPredicted) -> None:
     sys.exit(error.code)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the options, and exit with 2."""
+        if "--json" in sys.argv:
+            print(json.dumps({"error": "options", "message": message}))
+        super().error(message)
+
+
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="peakmem",
         description="Predict the peak GPU memory of a training program, without a GPU. The program really runs.",
         epilog=EXIT,
@@ -82,7 +91,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--json", action="store_true", help="print JSON, also where there is no prediction")
     add("-m", dest="module", action="store_true", help="PROGRAM is a module")
     add("program", metavar="PROGRAM", help="a file, a console script such as trl, or a module (-m)")
-    add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the program, if any")
+    add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the program, if any").required = False
     options = parser.parse_args(arguments)
     try:
         if options.card is not None:
@@ -91,6 +100,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--card: {error}")
     if options.fit and options.card is None:
         parser.error("--fit needs a card: name one with --card")
+    if options.snapshot and not Path(options.snapshot).parent.is_dir():
+        parser.error(f"--snapshot {options.snapshot}: there is no such folder")
     return options
 
 

@@ -71,24 +71,23 @@ def fit(argument: str, run: Run) -> tuple[int, report.Prediction | None]:
     """
     if run.card is None:
         raise NotPredicted("--fit needs a card: name one with --card")
-    fits: dict[int, report.Prediction] = {}
+    tried: dict[int, report.Prediction] = {}
+
+    def fits_with(value: int) -> bool:
+        found = tried[value] = predict_run(replace(run, arguments=with_value(run.arguments, argument, value)))
+        _say(f"{argument} {value}: {found.verdict}, {found.needed / 2**30:.2f} GiB")
+        return found.fits is True
+
     low, high = 0, 1
-    while high <= MOST and high - low > 0:
-        found = predict_run(replace(run, arguments=with_value(run.arguments, argument, high)))
-        _say(f"{argument} {high}: {found.verdict}, {found.needed / 2**30:.2f} GiB")
-        if not found.fits:
-            break
-        fits[high] = found
+    while high <= MOST and fits_with(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        found = predict_run(replace(run, arguments=with_value(run.arguments, argument, middle)))
-        _say(f"{argument} {middle}: {found.verdict}, {found.needed / 2**30:.2f} GiB")
-        if found.fits:
-            fits[middle], low = found, middle
+        if fits_with(middle):
+            low = middle
         else:
             high = middle
-    return low, fits.get(low)
+    return low, tried.get(low)
 
 
 def with_value(arguments: tuple[str, ...], name: str, value: int) -> tuple[str, ...]:
@@ -128,8 +127,7 @@ def _copy_to(folder: Path) -> Path:
     size = sum(file.stat().st_size for file in here.rglob("*") if file.is_file() and not file.is_symlink())
     if size > SCRATCH:
         raise NotPredicted(f"--scratch: {here} has {size / 2**30:.1f} GiB, and at most 1 GiB is copied")
-    shutil.copytree(here, folder, symlinks=True)
-    return folder
+    return Path(shutil.copytree(here, folder, symlinks=True))
 
 
 def _check_program(program: str, module: bool) -> None:

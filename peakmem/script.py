@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -337,13 +338,14 @@ class Followed(StandIn):
         yield patch(torch, "load", _mapped(torch.load))
         yield patch(torch, "compile", self._compiled)
         yield patch(subprocess.Popen, "__init__", _launching(subprocess.Popen.__init__))
+        yield patch(LazyModuleMixin, "__init__", self._refusing("a lazy module, whose weights have no shape,"))
         for symbol, what in REFUSED:
             yield Replaced(symbol, functools.partial(self._refused, what))
         yield foreign.guarded(self)
-        yield _removed(modules.register_module_forward_pre_hook(self._before_module))
-        yield _removed(modules.register_module_forward_hook(self._after_module, always_call=True))
-        yield _removed(optimizers.register_optimizer_step_pre_hook(self._before_step))
-        yield _removed(optimizers.register_optimizer_step_post_hook(self._after_step))
+        yield _called(modules.register_module_forward_pre_hook(self._before_module).remove)
+        yield _called(modules.register_module_forward_hook(self._after_module, always_call=True).remove)
+        yield _called(optimizers.register_optimizer_step_pre_hook(self._before_step).remove)
+        yield _called(optimizers.register_optimizer_step_post_hook(self._after_step).remove)
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)  # as on a card, a parameter stays the same one
         yield _called(lambda: torch.__future__.set_swap_module_params_on_conversion(swaps))
@@ -506,15 +508,6 @@ def _short(file: str) -> str:
 
 
 @contextlib.contextmanager
-def _removed(handle: Any) -> Iterator[None]:
-    """Remove a hook at the end of the block."""
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextlib.contextmanager
 def _called(then: Any) -> Iterator[None]:
     """Call something at the end of the block."""
     try:
@@ -547,13 +540,14 @@ def to_the_end(run: Followed, start: Callable[[], None]) -> NoReturn:
     except Exception as error:  # a program's own, of any kind
         told = _own_lines(error)
         first = str(error).partition("\n")[0]
-        place = next((x for x in reversed(told.stack) if not x.filename.startswith(TORCH)), told.stack[-1])
+        frames = [x for x in told.stack if not x.filename.startswith(TORCH)] or told.stack
+        place = f"{_short(frames[-1].filename)}:{frames[-1].lineno}" if frames else "?"  # none in an error of syntax
         if _lacks_data(error) or ASKS_DRIVER.search(first):
             why = first if _lacks_data(error) else f"it asks CUDA itself, which is not stood in for ({first})"
-            run.refuse(why, f"{_short(place.filename)}:{place.lineno}")
+            run.refuse(why, place)
         if _is_ours(error):
             traceback.print_exception(error)
-            run.crash(f"{type(error).__name__}: {first}, asked for at {_short(place.filename)}:{place.lineno}")
+            run.crash(f"{type(error).__name__}: {first}, asked for at {place}")
         print("".join(told.format()), end="", file=sys.stderr, flush=True)
         run.fail(f"{type(error).__name__}: {first}")
     run.end("its end")

@@ -13,8 +13,6 @@ from peakmem.tensors import META
 if TYPE_CHECKING:
     from peakmem.device import StandIn
 
-OLDEST = 5  # of transformers, whose from_pretrained is stood in for
-
 
 def replacements(stand_in: "StandIn") -> Iterator[tuple[str, Callable[[Any], Any]]]:
     """Yield symbols, and what stands in the place of each: for transformers.Trainer on the stand-in."""
@@ -39,11 +37,10 @@ def _loading(stand_in: "StandIn") -> Any:
     """Return what stands in for from_pretrained; of versions with other defaults and other steps it is refused."""
     from transformers import __version__ as version
 
-    if int(version.partition(".")[0]) >= OLDEST:
+    if int(version.partition(".")[0]) >= 5:
         return classmethod(_from_config)
-    return lambda *_, **__: stand_in.refuse(
-        f"from_pretrained of transformers {version} (before {OLDEST}) is not followed"
-    )
+    said = f"from_pretrained of transformers {version} (before 5) is not followed"
+    return lambda *_, **__: stand_in.refuse(said)
 
 
 def _from_config(

@@ -4,14 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from peakmem.allocator import (
-    MIB,
-    MIN_BLOCK,
-    SMALL,
-    Allocator,
-    Block,
-    rounded,
-)
+from peakmem.allocator import MIB, MIN_BLOCK, SMALL, Allocator, Block, rounded
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings

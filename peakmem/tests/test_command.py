@@ -13,6 +13,7 @@ from peakmem import predict as predict_program
 from peakmem import report
 
 PACKAGE = Path(__file__).parents[1]
+CODES = {2: "options", 3: "refused", 4: "failed", 5: "crashed"}
 LOOP = """
 import torch
 from torch import nn
@@ -65,7 +66,7 @@ def predict(folder: Path, text: str, *options: str, code: int | None = None) -> 
     command = [sys.executable, "-m", "peakmem", "--card", "4090", "--json", *options, "train.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment())
     found = json.loads(done.stdout)
-    assert code is None or (done.returncode, found["error"]) == (code, {3: "refused", 4: "failed", 5: "crashed"}[code])
+    assert code is None or (done.returncode, found["error"]) == (code, CODES[code])
     return found, done.stderr
 
 
@@ -122,6 +123,11 @@ torch.nn.functional.linear(torch.ones(2, 5, device="cuda"), torch.ones(4, 4, dev
     files = [line.split('"')[1] for line in lines if line.startswith("  File")]
     assert "train.py" in files[0] and not any(file.startswith(str(PACKAGE)) or "runpy" in file for file in files)
     assert "RuntimeError" in found["message"] and "train.py" in found["message"]
+
+
+def test_wrong_options_and_wrong_syntax_are_said_as_json_too(tmp_path):
+    assert "--snapshot" in predict(tmp_path, "", "--snapshot", "nowhere/out.pickle", code=2)[0]["message"]
+    assert "SyntaxError" in predict(tmp_path, "x = (", code=4)[0]["message"]
 
 
 def test_a_fault_of_ours_says_so(tmp_path):

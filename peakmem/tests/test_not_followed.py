@@ -73,6 +73,7 @@ def followed(lines: str) -> Record:
         ("torch.distributed.init_process_group('nccl')", "several processes (torch.distributed) is not followed"),
         ("torch.multiprocessing.spawn(print, nprocs=1)", "several processes (torch.multiprocessing) is not followed"),
         ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph is not followed"),
+        ("nn.LazyLinear(4)", "a lazy module, whose weights have no shape, is not followed"),
         ("torch.cuda.memory._dump_snapshot('x')", "torch.cuda.memory._dump_snapshot is not followed"),
         ("sizeless(x)", "peakmem_test.sizeless.default has no known size or result without real numbers"),
         ("import numpy; numpy.from_dlpack(x)", "native code gets a tensor's memory, which has no known size"),
