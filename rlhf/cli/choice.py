@@ -76,8 +76,8 @@ class Choice:
     def load(self, stage: StageName | None = None, *, others: bool = True, on_device: bool = False) -> PinnedRecipe:
         """Return the recipe with its changes, and say which version --hw takes.
 
-        `stage`: what it is for; with `others` --hw takes a recipe that has it where the default has not. `on_device`:
-        go on in the container image where the recipe's device asks for it.
+        `stage`: what it is for. With `others` the recipe must have it, and --hw takes one that does. `on_device`: go on
+        in the container image where the recipe's device asks for it.
 
         Raises OptionError for options that name no recipe, a wrong one or a damaged run, or contradict each other.
         """
@@ -91,6 +91,8 @@ class Choice:
                 loaded = self._changed(self._folder(stage if others else None), changes)
         except UserError as error:
             raise OptionError(*error.lines) from error
+        if stage and others:
+            loaded.require(stage)
         if stage == MERGE:
             self._check_merged(loaded)
         if on_device:

@@ -64,8 +64,6 @@ def plan(
     if "model.name" in loaded.overrides and not any(key.startswith("model.arch") for key in loaded.overrides):
         terminal.say("memory is predicted for model.architecture, still that of the recipe's own model: set it too")
     stages = predicted_stages(loaded.recipe)
-    if stage:
-        loaded.require(stage)
     planned = [stage] if stage else stages
     if fit:
         limit = size_in_bytes(fit) or round(USABLE * planning.card_bytes(loaded))
