@@ -67,7 +67,8 @@ def predict(
 def fit(argument: str, run: Run) -> tuple[int, report.Prediction | None]:
     """Return the largest value of a program's option, such as `batch_size`, with which it fits the card: 0 if none.
 
-    Values are doubled from 1, then halved in between; each takes a whole prediction. Raises as `predict` does.
+    Values are doubled from 1, until one does not fit or changes nothing, then halved in between; each takes a whole
+    prediction. Raises as `predict` does.
     """
     if run.card is None:
         raise NotPredicted("--fit needs a card: name one with --card")
@@ -80,6 +81,9 @@ def fit(argument: str, run: Run) -> tuple[int, report.Prediction | None]:
 
     low, high = 0, 1
     while high <= MOST and fits_with(high):
+        if low and _extent(tried[high]) == _extent(tried[low]) is not None:
+            _say(f"{argument} {high} takes no more than {low}: the program's rows or its other options bound it")
+            return high, tried[high]
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
@@ -88,6 +92,12 @@ def fit(argument: str, run: Run) -> tuple[int, report.Prediction | None]:
         else:
             high = middle
     return low, tried.get(low)
+
+
+def _extent(found: report.Prediction) -> tuple[int, int] | None:
+    """Return what is allocated, and the largest batch (1 if the program came to its end); None if it is unknown."""
+    numbers = found.record.seen.numbers if found.record.seen else int(found.ended == "its end")
+    return (found.allocated, numbers) if numbers else None
 
 
 def with_value(arguments: tuple[str, ...], name: str, value: int) -> tuple[str, ...]:

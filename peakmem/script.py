@@ -342,13 +342,13 @@ class Followed(StandIn):
         for symbol, what in REFUSED:
             yield Replaced(symbol, functools.partial(self._refused, what))
         yield foreign.guarded(self)
-        yield _called(modules.register_module_forward_pre_hook(self._before_module).remove)
-        yield _called(modules.register_module_forward_hook(self._after_module, always_call=True).remove)
-        yield _called(optimizers.register_optimizer_step_pre_hook(self._before_step).remove)
-        yield _called(optimizers.register_optimizer_step_post_hook(self._after_step).remove)
-        swaps = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(True)  # as on a card, a parameter stays the same one
-        yield _called(lambda: torch.__future__.set_swap_module_params_on_conversion(swaps))
+        # handles, which remove their hooks
+        yield modules.register_module_forward_pre_hook(self._before_module)
+        yield modules.register_module_forward_hook(self._after_module, always_call=True)
+        yield optimizers.register_optimizer_step_pre_hook(self._before_step)
+        yield optimizers.register_optimizer_step_post_hook(self._after_step)
+        # as on a card, a parameter stays the same one
+        yield patch(torch.__future__, "_swap_module_params_on_conversion", True)
 
     def _in_backward_of(self, backward: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -505,15 +505,6 @@ def _short(file: str) -> str:
     """Return a file's path from its package on, or from the current folder."""
     _, found, rest = file.rpartition("site-packages" + os.sep)
     return rest if found else os.path.relpath(file) if file.startswith(os.getcwd()) else file
-
-
-@contextlib.contextmanager
-def _called(then: Any) -> Iterator[None]:
-    """Call something at the end of the block."""
-    try:
-        yield
-    finally:
-        then()
 
 
 def follow(command: Sequence[str], module: bool, run: Followed) -> NoReturn:

@@ -93,4 +93,6 @@ def test_the_largest_value_that_fits_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(predicting, "predict_run", asked)
     value, found = predicting.fit("batch-size", predicting.Run("train.py", card="0.7GB", batches=2))
     assert found and found.fits and value in needed and not needed[value + 1].fits
+    Path("few.py").write_text("import sys" + rows.replace("10**4", "3"))
+    assert predicting.fit("batch-size", predicting.Run("few.py", card="4090", batches=2))[0] == 8, "it has three rows"
     assert Path("train.py").exists()
