@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import click
 
@@ -76,7 +77,7 @@ def plan(
         _show_published(loaded, published_figures.compare(loaded._replace(figures=figures), made))
         return
     if as_json:
-        click.echo(json.dumps(made.as_json(), indent=2))
+        click.echo(json.dumps(asdict(made), indent=2))
     else:
         _show(made, phases)
     if any(row.fits is False for row in made.stages.values()):
@@ -93,7 +94,7 @@ def _show(made: Plan, phases: bool) -> None:
     if phases:
         rows_table(f"{name}: predicted peak of each phase, GB", ("stage", "phase", "peak", "holds"), _phase_rows(made))
     if any(planned.time for planned in made.stages.values()):
-        screen.OUT.print(f"hours: lengths of rows {made.row_lengths}. {made.speed}", style="dim")
+        screen.OUT.print(f"hours: lengths of rows {made.row_lengths}", style="dim")
     for stage, planned in made.stages.items():
         if planned.no_time:
             screen.OUT.print(f"no hours for {stage}: {planned.no_time}", style="dim")

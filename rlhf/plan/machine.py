@@ -9,8 +9,7 @@ import psutil
 
 from rlhf.plan.hardware import Rates
 from rlhf.process import memory
-from rlhf.recipe import Recipe, StageName
-from rlhf.terminal.wording import GB
+from rlhf.recipe import Recipe
 
 # Bytes of a process beside tensors. Whole stages of cpu-tiny v1 with one row at a time had 0.54 to 0.66 GB resident at
 # their peak, measured by getrusage (2026-11-27).
@@ -22,11 +21,6 @@ COPIED = 128 * 2**20  # bytes: more than a processor's cache
 def free_bytes(processes: int = 1) -> int:
     """Return the bytes that the tensors of each of so many processes may take now."""
     return max(0, memory.free().size // processes - LIBRARIES)
-
-
-def needed_bytes(recipe: Recipe, stage: StageName, tensors: int) -> int:
-    """Return what a stage on a CPU needs of the machine: tensors (bytes) and libraries of each of its processes."""
-    return recipe.processes(stage) * (tensors + LIBRARIES)
 
 
 def threads() -> int:
@@ -41,11 +35,6 @@ def rates(recipe: Recipe) -> Rates:
     assert shape
     inner = shape.intermediate_size or shape.hidden_size
     return measure(shape.hidden_size, inner, recipe.hardware.threads or threads())
-
-
-def speed(measured: Rates) -> str:
-    """Return rates of this machine in words."""
-    return f"{measured.flops / 1e9:.3g} GFLOP/s in float32 products, {measured.bandwidth / GB:.3g} GB/s in copies"
 
 
 @functools.cache

@@ -1,11 +1,10 @@
 """The plan of a recipe: the memory, time and money that its stages take, predicted or projected before they run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from rlhf.errors import UserError
-from rlhf.files import JsonObject
 from rlhf.plan import hardware as listed
 from rlhf.plan import machine, padding, projection, ranks
 from rlhf.plan.own_rows import OwnRows, read_rows
@@ -60,11 +59,6 @@ class Plan:
     stages: dict[StageName, PlannedStage]
     row_lengths: str = ""  # where the lengths of rows come from, in words
     free_bytes: int | None = None  # for a recipe on a CPU
-    speed: str = ""  # of this machine, in words
-
-    def as_json(self) -> JsonObject:
-        """Return the plan as JSON's types."""
-        return asdict(self)
 
 
 def check_type(recipe: Recipe) -> None:
@@ -103,8 +97,7 @@ def plan_of(
 ) -> Plan:
     """Return the plan that follows from predictions."""
     hardware = loaded.recipe.hardware
-    on_cpu = hardware.device == "cpu"
-    free, measured = (memory.free(), rates_of(loaded.recipe)) if on_cpu else (None, None)
+    free = memory.free() if hardware.device == "cpu" else None
     return Plan(
         recipe=loaded.name,
         version=loaded.version,
@@ -115,7 +108,6 @@ def plan_of(
         stages={stage: _stage(loaded, stage, found, price, own, free) for stage, found in predicted.items()},
         row_lengths=_row_lengths(loaded.recipe, own),
         free_bytes=free.size if free else None,
-        speed=machine.speed(measured) if measured else "",
     )
 
 
@@ -139,21 +131,17 @@ def _stage(
 ) -> PlannedStage:
     hardware = loaded.recipe.hardware
     place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
-    whole, need, card = predicted.whole, card_needed_bytes(predicted.whole), hardware.memory_gb
-    others = server_bytes(loaded.recipe, stage) + beside(loaded.recipe, stage)
-    fits = None
-    if free:
-        fits = machine.needed_bytes(loaded.recipe, stage, whole.peak_bytes) + others <= free.size
-    elif card and place == "cuda":
-        fits = need + others <= card * GB
+    whole, others = predicted.whole, beside_bytes(loaded.recipe, stage)
+    card = hardware.memory_gb if place == "cuda" else None
+    most = free.size if free else card and card * GB
     figures = [figure for figure in loaded.figures if figure.stage == stage and figure.metric == "peak_vram_gb"]
     time, no_time = _time(loaded, stage, predicted, price, own)
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
-        card_needed_bytes=need,
+        card_needed_bytes=card_needed_bytes(whole),
         beside_bytes=others,
-        fits=fits,
+        fits=None if most is None else needed_bytes(loaded.recipe, stage, whole) + others <= most,
         published_bytes=[(_bytes(low), _bytes(high)) for low, high in (f.printed for f in figures)] or None,
         verdict=published.best(verdict_of(figure, whole.peak_bytes / GB).word for figure in figures),
         phases=predicted.phases,
@@ -166,14 +154,21 @@ def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else round(gigabytes * GB)
 
 
-def server_bytes(recipe: Recipe, stage: StageName) -> int:
-    """Return the bytes of a vLLM server on the run's own card beside what the stage needs."""
-    options = recipe.online().get(stage)
-    if options is None or options.vllm_url is None or recipe.hardware.device == "cpu":
-        return 0
+def needed_bytes(recipe: Recipe, stage: StageName, whole: PredictedPhase) -> int:
+    """Return what a stage needs of the card; on a CPU of this machine, with the libraries of each of its processes."""
+    if recipe.hardware.device == "cpu":
+        return recipe.processes(stage) * (whole.peak_bytes + machine.LIBRARIES)
+    return card_needed_bytes(whole)
+
+
+def beside_bytes(recipe: Recipe, stage: StageName) -> int:
+    """Return the bytes that reward models of others and a vLLM server on the run's own card take beside a stage."""
+    options, models = recipe.online().get(stage), beside(recipe, stage)
+    if options is None or options.vllm_url is None:
+        return models
     from rlhf.rollout.vllm_command import bytes_on_card  # needs torch, which a plan from the cache does without
 
-    return bytes_on_card(recipe, options)
+    return models + bytes_on_card(recipe, options)
 
 
 def rates_of(recipe: Recipe) -> listed.Rates | None:

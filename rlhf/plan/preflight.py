@@ -3,10 +3,9 @@
 from contextlib import suppress
 
 from rlhf.errors import UserError
-from rlhf.plan import machine
 from rlhf.plan.phases import ON_HOST, Predict, PredictionError
-from rlhf.plan.predict import card_needed_bytes, predicted_stages
-from rlhf.plan.reward_models import beside
+from rlhf.plan.plan import beside_bytes, needed_bytes
+from rlhf.plan.predict import predicted_stages
 from rlhf.plan.weights import base_bytes
 from rlhf.process import memory
 from rlhf.recipe import PinnedRecipe, StageName
@@ -34,17 +33,16 @@ def require_fit(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> int
     except PredictionError as error:
         say(f"{error}; going on without")
         return None
-    others = beside(loaded.recipe, stage)
+    need = needed_bytes(loaded.recipe, stage, whole) + beside_bytes(loaded.recipe, stage)
     if on_cpu:
-        need, most = machine.needed_bytes(loaded.recipe, stage, whole.peak_bytes), free.size
-        has = f"{gb(most)} GB are {free.words}; --no-preflight starts it all the same"
+        most, has = free.size, f"{gb(free.size)} GB are {free.words}; --no-preflight starts it all the same"
     else:
-        need, most = card_needed_bytes(whole), round((hardware.memory_gb or 0) * GB)
+        most = round((hardware.memory_gb or 0) * GB)
         has = f"the card has {gb(most)} GB"
-    if need + others <= most:
+    if need <= most:
         return None if on_cpu else whole.peak_bytes
     changed = ", with the same --set," if loaded.overrides else ""
     raise UserError(
-        f"{stage} would need {gb(need + others)} GB and {has}; nothing was started: "
+        f"{stage} would need {gb(need)} GB and {has}; nothing was started: "
         f"`rlhf plan --recipe {loaded.directory} --fit card`{changed} looks for settings that fit"
     )

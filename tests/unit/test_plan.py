@@ -1,6 +1,7 @@
 """`rlhf plan` and the preflight: what they print, and what they refuse."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def test_more_memory_than_the_card_has_is_exit_code_1(command, predictor, narrow
     assert row.fits is False
     assert (made.stages["merge"].fits, made.stages["merge"].in_memory_of) == (None, "host")
     code, out, err = command("plan", "--recipe", narrow, "--stage", "sft", "--json")
-    assert (code, json.loads(out)["stages"]["sft"]) == (1, json.loads(json.dumps(made.as_json()))["stages"]["sft"])
+    assert (code, json.loads(out)["stages"]["sft"]) == (1, json.loads(json.dumps(asdict(made)))["stages"]["sft"])
     assert "--fit card" in err
     code, _, _ = command("plan", "--recipe", narrow, "--stage", "merge")
     assert code == 0
