@@ -37,7 +37,7 @@ TUNED: Mapping[str, dict[str, object]] = {  # trainers of pairs cannot put rows 
 }
 EVALUATED = 8  # held-out rows of an evaluation: it is no part of a step
 # What `rlhf` asks of glibc itself, for the peer: pages of freed tensors stay with the process.
-GLIBC = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+GLIBC = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_MAX_": "0"}
 Run = dict[str, Any]  # seconds of each step, tokens a second if they are counted, peak in bytes
 
 

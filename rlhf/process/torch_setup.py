@@ -79,4 +79,4 @@ def _keep_freed_memory() -> None:
     except (AttributeError, OSError):  # not glibc
         return
     mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-    mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, at its largest
+    mallopt(-4, 0)  # M_MMAP_MAX: logits too, which are larger than the largest M_MMAP_THRESHOLD

@@ -296,8 +296,9 @@ def _merged(parts: Sequence[AdaptedLinear]) -> Tensor:
         weight = part.weight(torch.float32)
         if part.adapter:
             a, b = part.adapter
-            weight = torch.addmm(weight, b, a, alpha=part.scaling)
-        rows.copy_(weight)
+            torch.addmm(weight, b, a, alpha=part.scaling, out=rows)
+        else:
+            rows.copy_(weight)
     return merged
 
 
