@@ -16,7 +16,7 @@ from rlhf import recipe
 from rlhf.plan.phases import Peak, PredictedPhase, PredictedStage
 from rlhf.plan.predict import Predictor
 from rlhf.plan.rehearsal.lines import at_depth
-from rlhf.plan.rehearsal.meta_runs import Rehearsals
+from rlhf.plan.rehearsal.meta_runs import Rehearsals, RehearsalsAtDepths
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.rehearsal import random_weights_changes
 from tests.helpers import RECIPE
@@ -142,11 +142,12 @@ def eight() -> tuple[PinnedRecipe, Rehearsals]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "rm", "ppo", "dpo"])
-def test_peaks_grow_linearly_with_depth(predictor, eight, stage, monkeypatch):
+def test_peaks_grow_linearly_with_depth(eight, stage, monkeypatch):
     """In four bits, eight layers from two and four; what cuBLAS takes is added later and would outweigh them here."""
     monkeypatch.setattr(cards, "workspace", lambda card: 0)
     loaded, rehearse = eight
-    predicted, rehearsed = with_whole(predictor.predict(loaded, stage)), rehearse(loaded, stage)
+    predicted = with_whole(RehearsalsAtDepths()(loaded, stage, expandable=True))
+    rehearsed = rehearse(loaded, stage)
     for phase, parts in peaks(rehearsed).items():
         assert predicted[phase].peak_bytes == pytest.approx(total(parts), rel=0.005), phase
         assert predicted[phase].work.flops == pytest.approx(rehearsed[phase].work.flops, rel=0.005), phase
