@@ -4,6 +4,9 @@
 #   cpu.txt      the versions that `make` installs, on a CPU or a GPU
 #   image.txt    the same versions with the hash of every file, CUDA's libraries too: what the container image installs
 #
+# Of torch and transformers cpu.txt has the oldest version that pyproject.toml allows and image.txt the newest, so that
+# the tests and the image try both ends of the range.
+#
 #   requirements/lock.sh                        after a change in pyproject.toml; pins that still fit stay as they are
 #   requirements/lock.sh --upgrade              take the newest version of everything that the ranges allow
 #   requirements/lock.sh --upgrade-package trl  the same for one package; any other option goes to uv as well
@@ -19,12 +22,13 @@ lock=requirements/cpu.txt
 
 command -v uv >/dev/null || { echo "requirements/lock.sh: no uv here; 'make lock' installs it" >&2; exit 1; }
 
-new=$(mktemp)
-trap 'rm -f "$new"' EXIT
+new=$(mktemp) held=$(mktemp)
+trap 'rm -f "$new" "$held"' EXIT
 if [ -f "$lock" ]; then cp "$lock" "$new"; fi # uv keeps the pins it finds in its output file
 
+sed -nE 's/^ *"(torch|transformers)>=([0-9.]+),.*/\1==\2.*/p' pyproject.toml >"$held" # the oldest of these two
 # --universal: one file for Python 3.11 to 3.13; where they need different versions (numpy), a marker tells them apart.
-uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
+uv pip compile pyproject.toml --all-extras --constraint "$held" --universal --python-version 3.11 \
     --no-header --annotation-style line --quiet --output-file "$new" "$@" >/dev/null
 
 {
@@ -44,18 +48,19 @@ uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 \
 
 HEADER
     # Drop the CUDA packages, and the local part of a version (torch==2.13.0+cpu, from a folder with CPU-only wheels).
-    sed -E -e '/^(nvidia-[^m]|cuda-|triton)/d' -e '/^#/d' -e '/^$/d' -e 's/^([a-z0-9._-]+==[^+ ]+)\+[a-z0-9.]+/\1/' "$new"
+    sed -E -e "s|, -c $held||" -e '/^(nvidia-[^m]|cuda-|triton)/d' -e '/^#/d' -e '/^$/d' -e 's/^([a-z0-9._-]+==[^+ ]+)\+[a-z0-9.]+/\1/' "$new"
 } >"$lock"
 
 echo "$lock: $(grep -c == "$lock") pins"
 
 image=requirements/image.txt
 if [ -f "$image" ]; then cp "$image" "$new"; else : >"$new"; fi
-uv pip compile pyproject.toml --extra gpu --extra tracking --extra wandb --extra trackio --extra serve --extra math --extra tasks --constraint "$lock" --generate-hashes \
-    --python-platform x86_64-unknown-linux-gnu --python-version 3.12 \
+grep -vE '^(torch|transformers)==' "$lock" >"$held" # the newest of these two: see above
+uv pip compile pyproject.toml --extra gpu --extra tracking --extra wandb --extra trackio --extra serve --extra math --extra tasks --constraint "$held" --generate-hashes \
+    --upgrade-package torch --upgrade-package transformers --python-platform x86_64-unknown-linux-gnu --python-version 3.12 \
     --no-header --annotation-style line --quiet --output-file "$new" >/dev/null
 {
     echo '# Made by requirements/lock.sh: what the container image installs, for Python 3.12 on Linux with CUDA.'
-    cat "$new"
+    sed "s|$held|$lock|" "$new"
 } >"$image"
 echo "$image: $(grep -c == "$image") pins"

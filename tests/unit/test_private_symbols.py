@@ -1,7 +1,7 @@
 """Private symbols of other libraries: each is used in one module, and a version that lacks one is named.
 
-The package asks for no upper versions, so that it can stand beside other packages; requirements/ has the versions that
-the tests passed with. A library may take a private symbol away, or never call a method that is overridden here.
+pyproject.toml ends their versions before the one that nobody has tried; requirements/ has the versions that the tests
+passed with. A library may take a private symbol away, or never call a method that is overridden here.
 """
 
 import importlib
