@@ -16,7 +16,6 @@ Shapes: P prompts, k responses to each, B = P * k rows, R response slots.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -41,12 +40,10 @@ from rlhf.process import distributed
 from rlhf.recipe import StageName
 from rlhf.recipe.schema_online import GroupOptions
 from rlhf.stages.online import role_passes
+from rlhf.stages.online.loop import Loop
 from rlhf.stages.online.scores import ScoreNorm, Scores, mean_judged, mean_rewards, score
 from rlhf.stages.online.train_state import TrainState, as_floats
 from rlhf.terminal.progress import Bar
-
-if TYPE_CHECKING:
-    from rlhf.stages.online.session import Session
 
 
 @dataclass(kw_only=True)
@@ -69,7 +66,7 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(loop: "Session") -> dict[str, float]:
+def run_stage(loop: Loop) -> dict[str, float]:
     """Train the policy adapter with RLOO or GRPO, and measure it against its start on held-out prompts."""
     options = loop.options
     assert isinstance(options, GroupOptions)

@@ -23,7 +23,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +37,10 @@ from rlhf.objectives.rewards import shape_rewards
 from rlhf.recipe.schema_online import Ppo
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes
+from rlhf.stages.online.loop import Loop
 from rlhf.stages.online.scores import FunctionRewards, ScoreNorm, mean_judged, mean_rewards, score
 from rlhf.stages.online.train_state import TrainState, as_floats
 from rlhf.terminal.progress import Bar
-
-if TYPE_CHECKING:
-    from rlhf.stages.online.session import Session
 
 SIGMOID_TANGENT = ScoreNorm(mean=-2.0, sd=4.0)  # σ(s) is about (s + 2) / 4 near 0
 
@@ -72,7 +69,7 @@ class Batch(TrainingBatch):
 # -- the loop ----------------------------------------------------------------------------------------------------------
 
 
-def run_stage(loop: "Session") -> dict[str, float]:
+def run_stage(loop: Loop) -> dict[str, float]:
     """Train the policy adapter, and measure it against its start on held-out prompts."""
     options = loop.options
     assert isinstance(options, Ppo)

@@ -13,16 +13,8 @@ def file_of(name: str) -> Path | None:
     return next((file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()), None)
 
 
-def nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all in it, without what is for a checker of types alone."""
-    yield node
-    if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
-        for child in ast.iter_child_nodes(node):
-            yield from nodes(child)
-
-
 def imported(file: Path) -> Iterator[str]:
-    for node in nodes(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", None)
             yield from (f"{module}.{alias.name}" if module else alias.name for alias in node.names)

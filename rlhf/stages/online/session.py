@@ -44,10 +44,8 @@ from rlhf.terminal.progress import Bar
 
 
 class Session:
-    """What a method that learns from its own samples is handed: its `run_stage` calls what has no underscore.
+    """The `Loop` of a run.
 
-    `shared` has the roles `policy` and `reference`, both at the start (SFT, or the base itself), and the reward model
-    where the stage needs it. The reference is measured already, and `score_norm` is how scores are normalised.
     `validation` are the prompts that choose checkpoints, `test` those on which the result is reported: the same ones
     unless the recipe sets validation apart. New adapters are drawn from torch's generator, which is seeded here.
     """
