@@ -42,17 +42,24 @@ def launched() -> bool:
 
 def rank() -> int:
     """Return the number of this process among all ranks; 0 without a launcher."""
-    return int(os.environ["RANK"]) if launched() else 0
+    return _number("RANK") if launched() else 0
 
 
 def world() -> int:
     """Return the number of ranks; 1 without a launcher."""
-    return int(os.environ["WORLD_SIZE"]) if launched() else 1
+    return _number("WORLD_SIZE") if launched() else 1
 
 
 def local_rank() -> int:
     """Return the index of this process's device on its machine; 0 without a launcher."""
-    return int(os.environ["LOCAL_RANK"]) if launched() else 0
+    return _number("LOCAL_RANK") if launched() else 0
+
+
+def _number(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise UserError(f"{name}={os.environ[name]} is no number: unset it, or begin as your launcher says") from None
 
 
 # -- communication ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ the meaning of a key increases SCHEMA.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, Self, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
 from rlhf.files import JsonObject, finite
@@ -181,6 +182,14 @@ class Summary(OfRecipe):
     findings: list[str] | None = None  # None in summaries older than the checks
     targets: list[dict[str, Any]]  # as `compared` returns them
     all_stages: list[Figure] = []  # of all stages together
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> Self:
+        try:
+            _ = self.figures
+        except (KeyError, TypeError, ArithmeticError) as error:
+            raise ValueError(f"targets: {type(error).__name__} {error}") from error
+        return self
 
     @property
     def figures(self) -> list[Compared]:

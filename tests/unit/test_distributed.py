@@ -143,3 +143,10 @@ def test_no_variable_decides_in_the_recipe_s_place(monkeypatch, capsys, world):
     assert f" {', '.join(sorted(gone))}\n" in capsys.readouterr().err and distributed.world() == (world or 1)
     environment.prepare(small().recipe)
     assert capsys.readouterr().err == ""
+
+
+def test_a_rank_that_is_no_number_is_named(monkeypatch):
+    for name in distributed.RANK_VARIABLES:
+        monkeypatch.setenv(name, "first")
+    with pytest.raises(UserError, match="RANK=first"):
+        distributed.rank()

@@ -45,3 +45,11 @@ def test_a_wrong_line_is_named_with_its_key(tmp_path, line, message):
     with pytest.raises(UserError) as caught:
         reader.read_lines(file, MetricsLine)
     assert str(caught.value).startswith(f"{file}:2: ") and message in str(caught.value)
+
+
+def test_a_damaged_target_of_a_summary_is_named(tmp_path):
+    file = tmp_path / "summary.json"
+    file.write_text(json.dumps(summary_of().plain() | {"targets": [{"verdict": "met", "name": "accuracy"}]}))
+    with pytest.raises(UserError) as caught:
+        reader.read(file, Summary)
+    assert str(caught.value).startswith(f"{file}: ") and "target" in str(caught.value)
