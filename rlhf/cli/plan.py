@@ -30,7 +30,7 @@ from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb, number
 
-COLUMNS = ("stage", "peak", "needs", "published", "verdict", "hours projected", "cost")
+COLUMNS = ("stage", "peak", "needs", "verdict", "hours projected", "cost")
 UNDECIDED = {"cuda": "no card named", "cpu": "on the CPU", "host": "in the host's memory"}  # verdict on memory
 SHORT = 0.1  # hours; fewer have two decimals
 
@@ -107,13 +107,11 @@ def stage_rows(made: Plan) -> list[tuple[str, ...]]:
     """
     rows: list[tuple[str, ...]] = []
     for stage, planned in made.stages.items():
-        ranges = ("-".join(dict.fromkeys(gb(x, 0) for x in ends if x)) for ends in planned.published_bytes or ())
         needs = gb(_needs(planned)) if planned.in_memory_of == "cuda" else ""
-        sizes = gb(planned.peak_bytes), needs, ", ".join(dict.fromkeys(ranges))
-        rows.append((stage, *sizes, _verdict(made, planned), *_time_cells([planned.time])))
+        rows.append((stage, gb(planned.peak_bytes), needs, _verdict(made, planned), *_time_cells([planned.time])))
     chain = [made.stages[stage].time for stage in CHAIN if stage in made.stages]
     if len(chain) == len(CHAIN) and None not in chain:
-        rows.append((", ".join(CHAIN), "", "", "", "", *_time_cells(chain)))
+        rows.append((", ".join(CHAIN), "", "", "", *_time_cells(chain)))
     return rows
 
 
@@ -122,14 +120,15 @@ def _needs(planned: PlannedStage) -> int:
 
 
 def _verdict(made: Plan, planned: PlannedStage) -> str:
-    """Return whether a stage fits, and what its published figures say of the peak.
+    """Return whether a stage fits.
 
     It is tight where it would not fit if the driver took as much of the card as the card measured beside it.
     """
     on_card = made.card_bytes if planned.in_memory_of == "cuda" else None
     tight = on_card is not None and _needs(planned) + CONTEXT_SEEN - CONTEXT_BYTES > on_card
-    fits = {True: "tight" if tight else "fits", False: "DOES NOT FIT", None: UNDECIDED[planned.in_memory_of]}
-    return fits[planned.fits] + (f", {planned.verdict}" if planned.verdict else "")
+    if planned.fits is None:
+        return UNDECIDED[planned.in_memory_of]
+    return "DOES NOT FIT" if not planned.fits else "tight" if tight else "fits"
 
 
 def _time_cells(stages: Sequence[StageTime | None]) -> tuple[str, str]:

@@ -12,9 +12,8 @@ from rlhf.plan.phases import ON_HOST, PredictedPhase, PredictedStage
 from rlhf.plan.predict import Predictor, card_needed_bytes
 from rlhf.plan.reward_models import beside
 from rlhf.process import memory
-from rlhf.recipe import PinnedRecipe, Recipe, StageName, published
+from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.choices import Device
-from rlhf.recipe.published import VerdictWord, verdict_of
 from rlhf.recipe.stages import TRAINING_STAGES
 from rlhf.terminal.wording import GB
 
@@ -39,8 +38,6 @@ class PlannedStage:
     card_needed_bytes: int
     beside_bytes: int  # that a vLLM server and reward models of others take of the same memory
     fits: bool | None  # the card, or on a CPU what is free here; None if neither is known
-    published_bytes: list[tuple[int | None, int | None]] | None  # published ranges, from low to high; a number is both
-    verdict: VerdictWord | None  # on the peak, by the published figures
     phases: dict[str, PredictedPhase]
     time: StageTime | None  # None where rates of the card or the number of rows are not known
     no_time: str | None = None  # why hours of a stage that trains are not projected
@@ -55,7 +52,6 @@ class Plan:
     modified: bool
     hardware: str
     card_bytes: int | None
-    cards: int
     stages: dict[StageName, PlannedStage]
     row_lengths: str = ""  # where the lengths of rows come from, in words
     free_bytes: int | None = None  # for a recipe on a CPU
@@ -104,7 +100,6 @@ def plan_of(
         modified=loaded.modified,
         hardware=hardware.name,
         card_bytes=None if hardware.memory_gb is None else round(hardware.memory_gb * GB),
-        cards=hardware.count,
         stages={stage: _stage(loaded, stage, found, price, own, free) for stage, found in predicted.items()},
         row_lengths=_row_lengths(loaded.recipe, own),
         free_bytes=free.size if free else None,
@@ -131,34 +126,29 @@ def _stage(
 ) -> PlannedStage:
     hardware = loaded.recipe.hardware
     place: Device | Literal["host"] = "host" if stage in ON_HOST else hardware.device
-    whole, others = predicted.whole, beside_bytes(loaded.recipe, stage)
+    whole = predicted.whole
     card = hardware.memory_gb if place == "cuda" else None
     most = free.size if free else card and card * GB
-    figures = [figure for figure in loaded.figures if figure.stage == stage and figure.metric == "peak_vram_gb"]
     time, no_time = _time(loaded, stage, predicted, price, own)
     return PlannedStage(
         in_memory_of=place,
         peak_bytes=whole.peak_bytes,
         card_needed_bytes=card_needed_bytes(whole),
-        beside_bytes=others,
-        fits=None if most is None else needed_bytes(loaded.recipe, stage, whole) + others <= most,
-        published_bytes=[(_bytes(low), _bytes(high)) for low, high in (f.printed for f in figures)] or None,
-        verdict=published.best(verdict_of(figure, whole.peak_bytes / GB).word for figure in figures),
+        beside_bytes=beside_bytes(loaded.recipe, stage),
+        fits=None if most is None else needed_bytes(loaded.recipe, stage, whole) <= most,
         phases=predicted.phases,
         time=time,
         no_time=no_time,
     )
 
 
-def _bytes(gigabytes: float | None) -> int | None:
-    return None if gigabytes is None else round(gigabytes * GB)
-
-
 def needed_bytes(recipe: Recipe, stage: StageName, whole: PredictedPhase) -> int:
-    """Return what a stage needs of the card; on a CPU of this machine, with the libraries of each of its processes."""
+    """Return what a stage and what runs beside it need of the card, on a CPU with the libraries of each process."""
     if recipe.hardware.device == "cpu":
-        return recipe.processes(stage) * (whole.peak_bytes + machine.LIBRARIES)
-    return card_needed_bytes(whole)
+        own = recipe.processes(stage) * (whole.peak_bytes + machine.LIBRARIES)
+    else:
+        own = card_needed_bytes(whole)
+    return own + beside_bytes(recipe, stage)
 
 
 def beside_bytes(recipe: Recipe, stage: StageName) -> int:

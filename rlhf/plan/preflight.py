@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from rlhf.errors import UserError
 from rlhf.plan.phases import ON_HOST, Predict, PredictionError
-from rlhf.plan.plan import beside_bytes, needed_bytes
+from rlhf.plan.plan import needed_bytes
 from rlhf.plan.predict import predicted_stages
 from rlhf.plan.weights import base_bytes
 from rlhf.process import memory
@@ -33,7 +33,7 @@ def require_fit(predict: Predict, loaded: PinnedRecipe, stage: StageName) -> int
     except PredictionError as error:
         say(f"{error}; going on without")
         return None
-    need = needed_bytes(loaded.recipe, stage, whole) + beside_bytes(loaded.recipe, stage)
+    need = needed_bytes(loaded.recipe, stage, whole)
     if on_cpu:
         most, has = free.size, f"{gb(free.size)} GB are {free.words}; --no-preflight starts it all the same"
     else:

@@ -7,7 +7,7 @@ explains the words.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from rlhf.recipe.stages import PPO, RM, SFT, StageName
 from rlhf.recipe.strict import AsTuple, Section
 from rlhf.terminal.wording import span
 
-VerdictWord = Literal[  # the most favourable first
+VerdictWord = Literal[
     "reproduced",  # a guide's figure, within its tolerance
     "met",  # a target of our own
     "below: the guide is too high",  # of a cost
@@ -176,11 +176,6 @@ def distance(figure: Figure, value: float) -> str:
 def is_cost(metric: str | None) -> bool:
     """Return whether a metric is memory, time, money or size, which random weights have as trained ones do."""
     return metric is not None and (metric in COSTS or metric.startswith("component_gb."))
-
-
-def best(words: Iterable[VerdictWord]) -> VerdictWord | None:
-    """Return the most favourable of several verdicts on one value; None without any."""
-    return min(words, key=get_args(VerdictWord).index, default=None)
 
 
 def count(verdicts: Iterable[Verdict]) -> str:

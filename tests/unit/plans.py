@@ -23,8 +23,6 @@ def planned_stage(**changes: Any) -> PlannedStage:
         "card_needed_bytes": 10**9,
         "beside_bytes": 0,
         "fits": True,
-        "published_bytes": None,
-        "verdict": None,
         "phases": {},
         "time": None,
     }
@@ -33,7 +31,7 @@ def planned_stage(**changes: Any) -> PlannedStage:
 
 def planned(stages: Mapping[StageName, PlannedStage], card_bytes: int | None = 25 * 10**9) -> Plan:
     """The plan of these stages on one card."""
-    return Plan("r", "v1", False, "4090", card_bytes, 1, dict(stages))
+    return Plan("r", "v1", False, "4090", card_bytes, dict(stages))
 
 
 class Known(Predictor):

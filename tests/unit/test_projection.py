@@ -152,7 +152,7 @@ def test_a_phase_takes_no_less_than_the_host_needs_to_launch_it(host, seconds):
 def test_hours_and_cost_of_the_chain_are_added_up():
     stage = planned_stage(time=plan.StageTime(2.0, (1.5, 3.0), 4.0))
     *_, total = tables.stage_rows(planned({"sft": stage, "rm": stage, "ppo": stage, "dpo": stage}))
-    assert total == ("sft, rm, ppo", "", "", "", "", "6.0 (4.5-9.0)", "$12.00")
+    assert total == ("sft, rm, ppo", "", "", "", "6.0 (4.5-9.0)", "$12.00")
     *_, last = tables.stage_rows(planned({"sft": stage}))
     assert last[0] == "sft"
 
