@@ -3,7 +3,6 @@
 import functools
 import os
 import time
-from collections.abc import Callable
 
 import psutil
 
@@ -44,27 +43,15 @@ def measure(width: int, inner: int, many: int) -> Rates:
     They are those of a machine without other work: CPU time is what counts. Each is measured once in a process.
     """
     import torch
+    from torch.utils.benchmark import Timer
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(many)
-    try:
-        rows, matrix = torch.randn(512, width), torch.randn(width, inner)
-        source = torch.zeros(COPIED, dtype=torch.uint8)
-        target = torch.empty_like(source)
-        products = 2 * 512 * width * inner / _seconds(lambda: rows @ matrix, many)
-        copied = 2 * COPIED / _seconds(lambda: target.copy_(source), many)
-        return Rates(products, copied, "measured, in float32")
-    finally:
-        torch.set_num_threads(before)
+    tensors = {"rows": torch.randn(512, width), "matrix": torch.randn(width, inner)}
+    tensors |= {"source": torch.zeros(COPIED, dtype=torch.uint8), "target": torch.zeros(COPIED, dtype=torch.uint8)}
 
+    def seconds(statement: str) -> float:
+        """Return the median CPU time of repeated work, divided by its threads."""
+        timer = Timer(statement, globals=tensors, timer=time.process_time, num_threads=many)
+        return timer.blocked_autorange(min_run_time=SECONDS).median / many
 
-def _seconds(work: Callable[[], object], many: int) -> float:
-    """Return the median CPU time of repeated work, divided by its threads; the first time does not count."""
-    work()
-    end = time.perf_counter() + SECONDS
-    times: list[float] = []
-    while not times or time.perf_counter() < end:
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return sorted(times)[len(times) // 2] / many
+    products = 2 * 512 * width * inner / seconds("rows @ matrix")
+    return Rates(products, 2 * COPIED / seconds("target.copy_(source)"), "measured, in float32")
