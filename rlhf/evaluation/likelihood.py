@@ -1,6 +1,6 @@
 """Likelihood of given texts under a model: perplexity."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,31 +12,24 @@ from rlhf.models.output_layer import LOGITS, is_plain, own_logits
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.models.traits import logit_scale
 
-ScoredText = tuple[list[int], int]  # ids, and how many of them at the start are not scored: those of a prompt
-
-
-def scored_texts(rows: Iterable[Encoded]) -> list[ScoredText]:
-    """Return rows as texts of which the responses are scored."""
-    return [(prompt + response, len(prompt)) for prompt, response in rows]
-
 
 @torch.no_grad()
-def perplexity(model: Model, sequences: Sequence[ScoredText], pad_id: int, batch_size: int) -> float:
-    """Return exp of the mean negative log-likelihood per scored token, over all tokens of all sequences.
+def perplexity(model: Model, rows: Sequence[Encoded], pad_id: int, batch_size: int) -> float:
+    """Return exp of the mean negative log-likelihood per token of the responses, over those of all rows alike.
 
-    Batches are sorted by length and do not change the result; the Trainer's own eval loss is a mean of batch means,
-    which batches do change.
+    The first token of a row without a prompt is not scored: nothing predicts it. Batches are sorted by length and do
+    not change the result; the Trainer's own eval loss is a mean of batch means, which batches do change.
     Raises ValueError where no token is scored.
     """
     model.eval()
     device = next(model.parameters()).device
-    by_length, total, count = sorted(sequences, key=lambda sequence: len(sequence[0])), 0.0, 0
+    by_length, total, count = sorted(rows, key=lambda row: len(row.ids)), 0.0, 0
     for start in range(0, len(by_length), batch_size):
         batch = by_length[start : start + batch_size]
-        ids = pad_right([sequence for sequence, _ in batch], pad_id).to(device)
+        ids = pad_right([row.ids for row in batch], pad_id).to(device)
         scored = torch.zeros_like(ids, dtype=torch.bool)
-        for row, (sequence, skipped) in enumerate(batch):
-            scored[row, max(skipped, 1) : len(sequence)] = True
+        for number, row in enumerate(batch):
+            scored[number, max(len(row.prompt), 1) : len(row.ids)] = True
         losses = _losses(model, ids, scored)
         total += losses.double().sum().item()
         count += losses.numel()

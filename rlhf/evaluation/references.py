@@ -16,25 +16,28 @@ from rlhf.data.corpus import Corpus, Prompt
 from rlhf.files import reading
 from rlhf.models import checkpoints
 
-Reference = tuple[str, str | None]  # the chosen answer, and the rejected one if there is a pair
-
-
-def answers(corpus: Corpus, prompts: Sequence[Prompt], samples_per_prompt: int) -> list[Reference | None]:
-    """Return the first reference of each held-out prompt, `samples_per_prompt` times; None where there is none."""
-    references: dict[Prompt, Reference] = {}
-    for pair in corpus.pairs.test:
-        references.setdefault(pair.prompt, (pair.chosen, pair.rejected))
-    for example in corpus.imitated.test:
-        references.setdefault(example.prompt, (example.response, None))
-    return [references.get(prompt) for prompt in prompts for _ in range(samples_per_prompt)]
-
 
 class Overlap:
-    """Comparison of texts with the same references; `encoder` is a folder with a BERT-like model, or None."""
+    """Comparison of answers to held-out prompts with the first that people chose and rejected.
 
-    def __init__(self, references: Sequence[Reference | None], encoder: str | None, device: torch.device):
-        self._rows = {"": [(i, pair[0]) for i, pair in enumerate(references) if pair]}
-        self._rows["_rejected"] = [(i, pair[1]) for i, pair in enumerate(references) if pair and pair[1] is not None]
+    `copies` is the number of answers to each prompt, `encoder` a folder with a BERT-like model, or None.
+    """
+
+    def __init__(
+        self, corpus: Corpus, prompts: Sequence[Prompt], copies: int, encoder: str | None, device: torch.device
+    ):
+        chosen: dict[Prompt, str] = {}
+        rejected: dict[Prompt, str] = {}
+        for pair in corpus.pairs.test:
+            chosen.setdefault(pair.prompt, pair.chosen)
+            rejected.setdefault(pair.prompt, pair.rejected)
+        for example in corpus.imitated.test:
+            chosen.setdefault(example.prompt, example.response)
+        answered = [prompt for prompt in prompts for _ in range(copies)]
+        self._rows = {
+            suffix: [(i, references[prompt]) for i, prompt in enumerate(answered) if prompt in references]
+            for suffix, references in (("", chosen), ("_rejected", rejected))
+        }
         self._encoder = None if encoder is None else Encoder(Path(encoder), device)
 
     def metrics(self, texts: Sequence[str]) -> dict[str, float]:

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from rlhf.data.corpus import Corpus
-from rlhf.data.tokenize import DialogueTokenizer
-from rlhf.evaluation import references
-from rlhf.evaluation.likelihood import ScoredText, perplexity, scored_texts
+from rlhf.data.tokenize import DialogueTokenizer, Encoded
+from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
     PolicySamples,
     further_metrics,
@@ -46,7 +45,7 @@ def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer,
 
     with telemetry.phase("load"):
         shared = load_roles(run, device, run.policy_start(), trained)
-        overlap = Overlap(references.answers(corpus, prompts, options.num_samples), options.bertscore_model, device)
+        overlap = Overlap(corpus, prompts, options.num_samples, options.bertscore_model, device)
     labels: list[PolicyLabel] = [*dict.fromkeys(("base", start)), *trained]
     samples: dict[PolicyLabel, PolicySamples] = {}
     perplexities: dict[PolicyLabel, float] = {}
@@ -78,8 +77,8 @@ def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer,
     return metrics
 
 
-def _demonstrations(tokenizer: DialogueTokenizer, corpus: Corpus, options: Evaluate) -> list[ScoredText]:
-    """Return held-out demonstrations as texts of which the responses are scored; none where data have prompts alone."""
+def _demonstrations(tokenizer: DialogueTokenizer, corpus: Corpus, options: Evaluate) -> list[Encoded]:
+    """Return held-out demonstrations; none where data have prompts alone."""
     if not corpus.has_responses:
         return []
     rows, _ = tokenizer.encode(
@@ -87,7 +86,7 @@ def _demonstrations(tokenizer: DialogueTokenizer, corpus: Corpus, options: Evalu
         options.max_prompt_length,
         options.max_prompt_length + options.response_length,
     )
-    return scored_texts(row for row in rows if row)
+    return [row for row in rows if row]
 
 
 def policy_metrics(samples: Mapping[PolicyLabel, PolicySamples], start: PolicyStart) -> dict[str, float]:

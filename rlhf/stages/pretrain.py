@@ -10,7 +10,7 @@ from transformers import DataCollatorForLanguageModeling, TrainingArguments
 
 from rlhf.data import tokenize
 from rlhf.data.corpus import Corpus
-from rlhf.data.tokenize import DialogueTokenizer
+from rlhf.data.tokenize import DialogueTokenizer, Encoded
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.models.checkpoints import share_weights
 from rlhf.models.loading import new_base
@@ -54,7 +54,7 @@ def run_stage(run: StageRun, telemetry: Telemetry, untrained: DialogueTokenizer,
     batch_size = options.per_device_train_batch_size
     with telemetry.phase("evaluate"), working("pretrain: evaluating on held-out texts"):
         return {
-            "perplexity": perplexity(model, [(ids, 0) for ids in heldout], tokenizer.pad_id, batch_size),
+            "perplexity": perplexity(model, [Encoded([], ids) for ids in heldout], tokenizer.pad_id, batch_size),
             "parameters": sum(p.numel() for p in model.parameters()),
             "vocab_size": len(tokenizer.hf),
             "train_documents": len(training),

@@ -15,7 +15,7 @@ from rlhf.data.corpus import Corpus, Prompt
 from rlhf.data.rows import Example
 from rlhf.data.tokenize import DialogueTokenizer, Encoded, Imitated, imitated
 from rlhf.errors import UserError
-from rlhf.evaluation.likelihood import perplexity, scored_texts
+from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import PolicySamples, heldout_sampling
 from rlhf.evaluation.samples import expected_answers, sample_rows
 from rlhf.models.adapters import new_adapter
@@ -52,7 +52,7 @@ def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer,
         model = new_adapter(base, recipe.lora)
 
     def perplexity_of(rows: list[Encoded]) -> float:
-        return perplexity(model, scored_texts(rows), tokenizer.pad_id, options.per_device_train_batch_size)
+        return perplexity(model, rows, tokenizer.pad_id, options.per_device_train_batch_size)
 
     def measure() -> tuple[float, list[str]]:
         with telemetry.phase("evaluate"), working("sft: evaluating on held-out rows"):

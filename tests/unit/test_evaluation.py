@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf import stats
 from rlhf.data.batch import Rollout, collate
+from rlhf.data.tokenize import Encoded
 from rlhf.evaluation import policies
 from rlhf.evaluation.likelihood import perplexity
 from rlhf.evaluation.policies import (
@@ -56,11 +57,11 @@ def next_token(model: LlamaForCausalLM, ids: list[int], temperature: float = 1.0
 
 
 SEQUENCES = [
-    ([1, 5, 6, 7, 8, 9, EOS], 3),
-    ([1, 10, EOS], 2),
-    ([1, 11, 12, 13, 14], 0),
-    ([1, 15, 16, 17, 18, 19, 20, 21, 22, 3, EOS], 5),
-    ([4, 6], 1),
+    Encoded([1, 5, 6], [7, 8, 9, EOS]),
+    Encoded([1, 10], [EOS]),
+    Encoded([], [1, 11, 12, 13, 14]),
+    Encoded([1, 15, 16, 17, 18], [19, 20, 21, 22, 3, EOS]),
+    Encoded([4], [6]),
 ]
 
 
@@ -68,15 +69,15 @@ SEQUENCES = [
 def test_perplexity_is_of_all_scored_tokens_alike(batch_size):
     model = tiny(0)
     losses = [
-        -math.log(next_token(model, ids[:at])[ids[at]])
-        for ids, skipped in SEQUENCES
-        for at in range(max(skipped, 1), len(ids))
+        -math.log(next_token(model, row.ids[:at])[row.ids[at]])
+        for row in SEQUENCES
+        for at in range(max(len(row.prompt), 1), len(row.ids))
     ]
     assert len(losses) == 4 + 1 + 4 + 6 + 1
     expected = math.exp(sum(losses) / len(losses))
     assert perplexity(model, SEQUENCES, PAD, batch_size) == pytest.approx(expected, rel=1e-5)
     assert perplexity(model, SEQUENCES[::-1], PAD, batch_size) == pytest.approx(expected, rel=1e-5)
-    everything = [(ids, 0) for ids, _ in SEQUENCES]
+    everything = [Encoded([], row.ids) for row in SEQUENCES]
     assert abs(perplexity(model, everything, PAD, batch_size) / expected - 1) > 0.05
 
 

@@ -10,13 +10,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from rlhf.data.corpus import Corpus, Split
-from rlhf.data.rows import Example, Message, PreferencePair
+from rlhf.data.rows import Example, Message, PreferencePair, Row
 from rlhf.evaluation.policies import (
     PolicySamples,
     further_metrics,
     gains_over_start,
 )
-from rlhf.evaluation.references import Overlap, answers
+from rlhf.evaluation.references import Overlap
 from rlhf.evaluation.reward_model import reward_model_figures
 
 SHAPE: dict[str, Any] = {
@@ -103,17 +103,25 @@ def prompt(text: str) -> tuple[Message, ...]:
     return (Message("user", text),)
 
 
-def test_references_are_those_of_the_prompt():
+CPU = torch.device("cpu")
+
+
+def test_references_are_the_first_of_the_prompt():
     pairs = [PreferencePair(prompt("p"), "yes", "no", "1"), PreferencePair(prompt("p"), "later", "x", "2")]
     examples = [Example(prompt("q"), "right", "3"), Example(prompt("p"), "unused", "4")]
-    corpus = Corpus(Split([], [*examples, *pairs]))
     asked = [prompt("q"), prompt("p"), prompt("r")]
-    assert answers(corpus, asked, 1) == [("right", None), ("yes", "no"), None]
-    assert answers(corpus, asked[:2], 2) == [("right", None), ("right", None), ("yes", "no"), ("yes", "no")]
+    overlap = Overlap(Corpus(Split([], [*examples, *pairs])), asked, 2, None, CPU)
+    metrics = overlap.metrics(["right", "right", "yes", "yes", "later", "x"])
+    assert metrics["rouge_l"] == 1 and metrics["rouge_l_rejected"] == 0
+    assert overlap.metrics(["x", "x", "no", "no", "", ""])["rouge_l_rejected"] == 1
 
 
 def test_bleu_and_rouge_by_hand():
-    overlap = Overlap([("the cat sat here", "a dog"), None, ("one two three four", None)], None, torch.device("cpu"))
+    rows: list[Row] = [
+        PreferencePair(prompt("p"), "the cat sat here", "a dog", "1"),
+        Example(prompt("q"), "one two three four", "2"),
+    ]
+    overlap = Overlap(Corpus(Split([], rows)), [prompt("p"), prompt("r"), prompt("q")], 1, None, CPU)
     metrics = overlap.metrics(["the cat sat here", "ignored", "one three"])
     assert metrics["rouge_l"] == pytest.approx((1 + 2 * (1 * 0.5) / 1.5) / 2)
     assert metrics["rouge_l_rejected"] == 0
@@ -138,7 +146,8 @@ def encoder(tmp_path_factory):
 
 def test_bertscore_against_its_formula(encoder):
     answer, reference = "w1 w2 w3", "w3 w4 w1 w9 w7"
-    overlap = Overlap([(reference, answer)], str(encoder), torch.device("cpu"))
+    pair = PreferencePair(prompt("p"), reference, answer, "1")
+    overlap = Overlap(Corpus(Split([], [pair])), [prompt("p")], 1, str(encoder), CPU)
     metrics = overlap.metrics([answer])
     assert metrics["bertscore_rejected"] == pytest.approx(1, abs=1e-5)
     model = BertModel.from_pretrained(encoder).eval()
