@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rlhf import stats
 from rlhf.errors import UserError
 from rlhf.recipe.chain import differences
-from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, PolicyLabel, PolicyName
+from rlhf.recipe.stages import EVALUATE, POLICIES, PolicyLabel, PolicyName
 from rlhf.run import reader
 from rlhf.run.evidence import IS_BETTER, NO_VERDICT, NOT_KNOWN, OF_FUNCTION, Word, verdict, way_to_know
 from rlhf.run.finished import finished_evaluation, read_manifest, reward_model_digest
@@ -21,7 +21,9 @@ from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
 from rlhf.run.outcomes import Answer, SampleLine
 from rlhf.terminal import wording
 
-FIGURES = ("kl_per_token", "perplexity", "response_length", "eos_rate")  # of all answers together
+# Figures of all answers together. They have no interval; perplexity is by tokens of the side's own tokenizer, and KL to
+# where its policy started.
+FIGURES = ("kl_per_token", "perplexity", "response_length", "eos_rate")
 Answers = dict[str, list[Answer]]  # by prompt
 
 
@@ -63,7 +65,7 @@ class Side:
 
 
 class FigureRow(NamedTuple):
-    """A figure of both sides, with the difference B − A and its interval if the two can be compared.
+    """A figure of both sides; where prompts are paired and can be compared, the difference B − A with its interval.
 
     `verdict` is on figures of which more is better, and None for others. `by_seed` are the differences of single seeds.
     """
@@ -193,7 +195,8 @@ def compare_runs(a: Side, b: Side) -> PolicyComparison:
     models_a, models_b = ({run.seed: run.reward_model for run in side.runs} for side in (a, b))
     rows += _paired(a, b, "score", "score", comparable=models_a == models_b and None not in models_a.values())
     no_verdict = (key for run in (*a.runs, *b.runs) for key in run.metrics if key.endswith(NO_VERDICT))
-    rows += [row for key in dict.fromkeys((*FIGURES, *no_verdict)) for row in _figure(a, b, key)]
+    figures = [FigureRow(key, a.metric(key), b.metric(key)) for key in dict.fromkeys((*FIGURES, *no_verdict))]
+    rows += [row for row in figures if (row.a, row.b) != (None, None)]
     own = {a.policy, b.policy} - (a.settings.keys() & b.settings.keys())  # a section that the other side does not have
     of_a, of_b = ({key: value for key, value in side.settings.items() if key not in own} for side in (a, b))
     other_prompts = len(a.answers.keys() ^ b.answers.keys())
@@ -220,15 +223,3 @@ def _shared(a: Side, b: Side, name: str) -> tuple[list[float], list[float]]:
     """Return the values of both sides on the prompts of which both have one."""
     x, y = a.values(name), b.values(name)
     return [x[prompt] for prompt in x if prompt in y], [y[prompt] for prompt in x if prompt in y]
-
-
-def _figure(a: Side, b: Side, key: str) -> list[FigureRow]:
-    """Return a figure of all answers together; its difference, unless the two sides measure it in different units."""
-    x, y = a.metric(key), b.metric(key)
-    same = {
-        "perplexity": a.settings.get("tokenizer") == b.settings.get("tokenizer"),
-        "kl_per_token": (SFT in a.settings) == (SFT in b.settings),  # it is to where each policy started
-    }
-    if x is None or y is None:
-        return [FigureRow(key, x, y)] if (x, y) != (None, None) else []
-    return [FigureRow(key, x, y, y - x if same.get(key, True) else None)]
