@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import click
 
@@ -64,10 +65,10 @@ def _show(scored: Sequence[scoring.ScoredItem]) -> None:
         for row in scored[:SHOWN]
     ]
     rows_table(f"scores of {counted(len(scored), 'row')}, the first {len(rows)}", ("prompt", *names), rows)
-    totals = scoring.summary(scored)
-    if totals.accuracy is not None:
-        value, low, high = totals.accuracy
+    margins = [row.margin for row in scored if row.margin is not None]
+    if accuracy := scoring.accuracy(scored):
+        value, low, high = accuracy
         screen.OUT.print(
-            f"the chosen answer scores higher in {value:.1%} of {totals.pairs:,} pairs (95 %: {100 * low:.1f} to "
-            f"{100 * high:.1f}), by {totals.margin:.4g} on average"
+            f"the chosen answer scores higher in {value:.1%} of {len(margins):,} pairs (95 %: {100 * low:.1f} to "
+            f"{100 * high:.1f}), by {fmean(margins):.4g} on average"
         )

@@ -53,13 +53,8 @@ def runs_root(out: Path, seed: int) -> Path:
     return out / f"seed-{seed}"
 
 
-def _folders(
-    loaded: PinnedRecipe, out: Path, seeds: Sequence[int], stages: Sequence[StageName]
-) -> dict[int, dict[StageName, Path]]:
-    """Return the directories by seed and stage."""
-    return {
-        seed: {stage: runs_root(out, seed) / loaded.name / loaded.version / stage for stage in stages} for seed in seeds
-    }
+def _run_directory(loaded: PinnedRecipe, out: Path, seed: int) -> Path:
+    return runs_root(out, seed) / loaded.name / loaded.version
 
 
 def run_seeds(loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence[int], out: Path) -> None:
@@ -67,17 +62,17 @@ def run_seeds(loaded: PinnedRecipe, stages: Sequence[StageName], seeds: Sequence
 
     Raises UserError as `check_same` does. Exits with the exit code of a stage that fails.
     """
-    folders = _folders(loaded, out, seeds, stages)
-    every = [folder for of_seed in folders.values() for folder in of_seed.values()]
+    every = [_run_directory(loaded, out, seed) / stage for seed in seeds for stage in stages]
     for seed in seeds:
+        run = _run_directory(loaded, out, seed)
         for stage in stages:
-            check_same(every, runs_another=not (folders[seed][stage] / SUMMARY).is_file())
+            check_same(every, runs_another=not (run / stage / SUMMARY).is_file())
             task = task_of(loaded, stage, runs_root(out, seed), resume=True, if_needed=True).of(stage, seed=seed)
             if code := run_child(task):
                 say(
                     f"error: seed {seed} stopped in {stage}; solve the problem and repeat this command, which "
                     f"continues from the last checkpoint (that stage alone: `rlhf run {stage} "
-                    f"{folders[seed][stage].parent} --resume`)"
+                    f"{run} --resume`)"
                 )
                 sys.exit(code)
 
@@ -113,8 +108,7 @@ def write_record(
     It is written to `<out>/<recipe>-<version>.json`. `price` is in dollars per hour of one card. Raises UserError if
     not all stages were run by the same code, packages and device.
     """
-    folders = _folders(loaded, out, seeds, stages)
-    every = [folder for of_seed in folders.values() for folder in of_seed.values()]
+    every = [_run_directory(loaded, out, seed) / stage for seed in seeds for stage in stages]
     check_same(every)
     content = {
         "recipe": loaded.name,
@@ -126,8 +120,8 @@ def write_record(
         "price_per_hour": price,
         **_own_rows(loaded, every),
         "seeds": {
-            str(seed): {stage: verified(folder.parent, stage).plain() for stage, folder in of_seed.items()}
-            for seed, of_seed in folders.items()
+            str(seed): {stage: verified(_run_directory(loaded, out, seed), stage).plain() for stage in stages}
+            for seed in seeds
         },
     }
     write_json(out / f"{loaded.name}-{loaded.version}.json", content)

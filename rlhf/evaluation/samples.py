@@ -1,6 +1,5 @@
 """Answers to held-out prompts for reading: the rows of samples.jsonl."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -41,20 +40,13 @@ def sample_rows(
 
 def _answer(policy: PolicySamples, i: int) -> JsonObject:
     """Return an answer of a policy with all that has a verdict on it, reward functions under `rewards`."""
-    given = _given(policy, i)
     answer: JsonObject = {"response": policy.texts[i]}
-    answer |= {name: number for name, number in given.items() if not name.startswith(OF_FUNCTION)}
-    if policy.functions():
-        answer["rewards"] = {
-            name.removeprefix(OF_FUNCTION): number for name, number in given.items() if name.startswith(OF_FUNCTION)
-        }
-    return answer
-
-
-def _given(policy: PolicySamples, i: int) -> dict[str, float]:
-    """Return the numbers of an answer by name, of those that have a verdict on it."""
-    given = {name: numbers[i].item() for name, numbers in policy.judged.items()}
-    return {name: number for name, number in given.items() if not math.isnan(number)}
+    rewards: JsonObject = {}
+    for name, numbers in policy.judged.items():
+        if not numbers[i].isnan():
+            given = rewards if name.startswith(OF_FUNCTION) else answer
+            given[name.removeprefix(OF_FUNCTION)] = numbers[i].item()
+    return answer | ({"rewards": rewards} if policy.functions() else {})
 
 
 def expected_answers(corpus: Corpus) -> dict[Prompt, str]:

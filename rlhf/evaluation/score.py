@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 from rlhf import stats
@@ -106,23 +105,14 @@ class RewardModel:
         ], cut
 
 
-class ScoreSummary(NamedTuple):
-    """Statistics of the scores of all pairs: the accuracy (a tie counts half) and the mean margin."""
+def accuracy(scored: Sequence[ScoredItem]) -> stats.Estimate | None:
+    """Return in which share of the pairs the chosen answer scores higher, where a tie counts half; None without pairs.
 
-    pairs: int
-    accuracy: stats.Estimate | None  # with its 95 % interval, in which pairs of one prompt may depend on each other
-    margin: float | None
-
-
-def summary(scored: Sequence[ScoredItem]) -> ScoreSummary:
-    """Return statistics of the scores."""
-    margins = {number: row.margin for number, row in enumerate(scored) if row.margin is not None}
-    outcomes, prompts = stats.outcomes([*margins.values()]), [scored[number].prompt for number in margins]
-    return ScoreSummary(
-        pairs=len(margins),
-        accuracy=stats.clustered_share(outcomes, prompts) if margins else None,
-        margin=fmean(margins.values()) if margins else None,
-    )
+    Pairs of one prompt may depend on each other.
+    """
+    margins = [(row.margin, row.prompt) for row in scored if row.margin is not None]
+    outcomes = stats.outcomes([margin for margin, _ in margins])
+    return stats.clustered_share(outcomes, [prompt for _, prompt in margins]) if margins else None
 
 
 def write(scored: Sequence[ScoredItem], reward_model: str | None, file: Path) -> None:

@@ -130,13 +130,13 @@ def test_pairs_that_share_a_prompt_are_no_independent_evidence():
     pair = {"chosen": "yes", "rejected": "no"}
     margins = [1.0, 1.0, 1.0, 1.0, -1.0, -1.0]
 
-    def accuracy(prompts: str) -> tuple[float, ...]:
+    def accuracy(prompts: str) -> stats.Estimate:
         items = [score.Item("x:1", PROMPT, pair) for _ in prompts]
         rows = [
             score.ScoredItem(item, prompt, {"chosen": margin, "rejected": 0.0})
             for item, prompt, margin in zip(items, prompts, margins, strict=True)
         ]
-        return not_none(score.summary(rows).accuracy)
+        return not_none(score.accuracy(rows))
 
     assert accuracy("aaabbb") == pytest.approx(stats.clustered_share([1, 1, 1, 1, 0, 0], "aaabbb"))
     assert accuracy("abcdef") == pytest.approx(stats.wilson(4, 6))
