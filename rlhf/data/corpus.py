@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from rlhf.data.normal import normal_answer, normal_prompt
-from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row, RowT, of_kind
+from rlhf.data.rows import Document, Example, Message, PreferencePair, PromptOnly, Row, RowT, of_kind, responses
 from rlhf.data.transcripts import render_hh
 from rlhf.errors import UserError
 from rlhf.recipe import StageName
@@ -16,6 +16,7 @@ from rlhf.recipe.stages import PRETRAIN, SECOND_RM, SFT, STAGE_TABLE
 T = TypeVar("T")
 U = TypeVar("U")
 Prompt = tuple[Message, ...]
+Dialogue = Example | PreferencePair | PromptOnly  # rows that have a prompt
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,6 @@ class Split(Generic[T]):
         )
 
 
-def _dialogues(row: Row) -> list[tuple[Prompt, str]]:
-    """Return the prompt of a row with each of its responses."""
-    match row:
-        case Example():
-            return [(row.prompt, row.response)]
-        case PreferencePair():
-            return [(row.prompt, row.chosen), (row.prompt, row.rejected)]
-        case _:
-            return []
-
-
 @dataclass(frozen=True)
 class Corpus:
     """The rows of a recipe's data: training, validation and test rows, in each part one kind after another."""
@@ -114,7 +104,7 @@ class Corpus:
         return self._of(PromptOnly)
 
     @property
-    def with_prompts(self) -> Split[Example | PreferencePair | PromptOnly]:
+    def with_prompts(self) -> Split[Dialogue]:
         """Return the rows that have a prompt: all but the documents."""
         return self.rows.map(lambda rows: [row for row in rows if not isinstance(row, Document)])
 
@@ -140,10 +130,10 @@ class Corpus:
         if template != "hh":
             raise UserError("pretraining on dialogues needs tokenizer.template: hh")
 
-        def rendered(rows: list[Row]) -> list[str]:
-            return [f"{render_hh(prompt)} {response}" for row in rows for prompt, response in _dialogues(row)]
+        def rendered(rows: list[Dialogue]) -> list[str]:
+            return [f"{render_hh(row.prompt)} {response}" for row in rows for response in responses(row)]
 
-        return self.rows.map(rendered).required(PRETRAIN, "texts")
+        return self.with_prompts.map(rendered).required(PRETRAIN, "texts")
 
     @property
     def imitated(self) -> Split[Example]:

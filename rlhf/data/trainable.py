@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlhf.data.formats import ParsedRows
-from rlhf.data.rows import Document, Example, LeftOut, Message, PreferencePair, PromptOnly, Row
+from rlhf.data.rows import Document, LeftOut, Message, Row, responses
 from rlhf.data.tokenize import THINK, DialogueTokenizer
 from rlhf.data.transcripts import unix
 from rlhf.errors import UserError
@@ -68,15 +68,11 @@ def trainable(rows: ParsedRows, tokenizer: DialogueTokenizer, on_bad_row: OnBadR
 
 
 def _why_not_row(tokenizer: DialogueTokenizer, row: Row) -> str | None:
-    match row:
-        case Document():
-            return _spelled_token(tokenizer, row.text)
-        case Example():
-            return why_not(tokenizer, row.prompt, row.response)
-        case PreferencePair():
-            return why_not(tokenizer, row.prompt, row.chosen) or why_not(tokenizer, row.prompt, row.rejected)
-        case PromptOnly():
-            return why_not(tokenizer, row.prompt)
+    if isinstance(row, Document):
+        return _spelled_token(tokenizer, row.text)
+    answers = responses(row) or (None,)  # of a prompt that stands alone
+    reasons = (why_not(tokenizer, row.prompt, response) for response in answers)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _spelled(tokenizer: DialogueTokenizer, text: str) -> str | None:
