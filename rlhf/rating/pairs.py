@@ -15,7 +15,6 @@ from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
 from rlhf.terminal import harmless
 
-TEXT_CHARACTERS = 20_000  # characters of a text that is shown
 SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}
 
 AnswerOrder = Literal["ab", "ba"]  # in which the two answers are shown
@@ -78,7 +77,7 @@ def _pair(index: int, row: SampleLine, a: str, b: str) -> Pair:
     values = {key: (x, second.given[key]) for key, x in first.given.items() if key in second.given}
     texts = row.prompt, first.response, second.response
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
-    prompt, response_a, response_b = map(_displayable, texts)
+    prompt, response_a, response_b = (harmless(text).strip() for text in texts)
     return Pair(index, digest, prompt, response_a, response_b, values, turns(row.prompt, row.messages))
 
 
@@ -95,11 +94,4 @@ def turns(prompt: str, messages: Sequence[object] = ()) -> list[tuple[str, str]]
         dialogue = [(SPEAKERS[turn.role], turn.content) for turn in parse_hh(prompt) if turn.content.strip()]
         if not any(speaker == SPEAKERS["user"] for speaker, _ in dialogue):
             dialogue = [("Prompt", prompt)]
-    return [(speaker, _displayable(text)) for speaker, text in dialogue]
-
-
-def _displayable(text: str) -> str:
-    """Return a text without characters that could take over a page or a terminal, cut if it is very long."""
-    cleaned = harmless(text).strip()
-    excess = len(cleaned) - TEXT_CHARACTERS
-    return f"{cleaned[:TEXT_CHARACTERS]}… ({excess:,} more characters)" if excess > 0 else cleaned
+    return [(speaker, harmless(text).strip()) for speaker, text in dialogue]
