@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from peft import PeftModel
 
 from rlhf.data.tokenize import Encoded, pad_right
-from rlhf.models.output_layer import LOGITS, is_plain, own_logits
+from rlhf.models.output_layer import LOGITS, is_plain, logits_of
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.models.traits import logit_scale
 
@@ -52,7 +52,7 @@ def _losses(model: Model, ids: torch.Tensor, scored: torch.Tensor) -> torch.Tens
         with mixed_precision(model):
             hidden = base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][scored[:, 1:]]
             parts = zip(hidden.split(chunk), ids[:, 1:][scored[:, 1:]].split(chunk), strict=True)
-            own = [F.cross_entropy(own_logits(base, part), targets, reduction="none") for part, targets in parts]
+            own = [F.cross_entropy(logits_of(base, part), targets, reduction="none") for part, targets in parts]
         return torch.cat(own)
 
     def hand_over(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:

@@ -213,8 +213,8 @@ def exact_kl(shared: SharedBase, role: Role, rollout: Rollout, temperature: floa
     total = 0.0
     chunk = max(1, min(KL_CHUNK, KL_LOGITS // shared.vocabulary))
     for a, b in zip(policy_hidden.split(chunk), reference_hidden.split(chunk), strict=True):
-        logp = (shared.logits(a).float() / temperature).log_softmax(-1)
-        logq = (shared.logits(b).float() / temperature).log_softmax(-1)
+        logp = (shared.logits(a) / temperature).log_softmax(-1)
+        logq = (shared.logits(b) / temperature).log_softmax(-1)
         total += (logp.exp() * (logp - logq)).sum(dtype=torch.float64).item()
     return total
 

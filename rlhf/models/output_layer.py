@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from rlhf.data.batch import Rollout
 from rlhf.models.forwards import replaced_forwards
 from rlhf.models.matmul import matmul, round_to_few_sizes, wide_matmul
+from rlhf.models.precision import Model
 from rlhf.models.traits import logit_scale
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics, linear_token_logprobs
 from rlhf.objectives.masked import at_least_float32
@@ -25,8 +26,16 @@ from rlhf.recipe.model_types import TESTED
 LOGITS = 2**24  # numbers in the largest tensor of logits: 524 tokens of a vocabulary of 32,000, 64 MiB in float32
 
 
-def logits_of(layer: nn.Module, states: Tensor) -> Tensor:
-    """Return the logits (N, V) of states (N, H) in float32 or wider.
+def logits_of(base: Model, states: Tensor) -> Tensor:
+    """Return the logits (N, V), in float32 or wider, of final hidden states (N, H)."""
+    if not is_plain(base):
+        return _own_logits(base, states)
+    logits, scale = output_of(base.get_output_embeddings(), states), logit_scale(base.config)
+    return logits if scale == 1.0 else logits * scale
+
+
+def output_of(layer: nn.Module, states: Tensor) -> Tensor:
+    """Return what an output layer makes of states (N, H), (N, V) in float32 or wider.
 
     A layer that does not hold its whole weight, or is no plain product with one in 16 bits, is called as it is.
     """
@@ -82,12 +91,12 @@ def response_statistics(
     return TokenStatistics(logp, entropies, tops)
 
 
-def is_plain(base: PreTrainedModel) -> bool:
+def is_plain(base: Model) -> bool:
     """Return whether logits are a product of hidden states and output matrix, times `logit_scale`."""
     return base.config.model_type in TESTED
 
 
-def own_logits(base: PreTrainedModel, states: Tensor) -> Tensor:
+def _own_logits(base: Model, states: Tensor) -> Tensor:
     """Return the logits (N, V) float32 that a model's own code makes of final hidden states (N, H)."""
     ids = torch.zeros(1, len(states), dtype=torch.int64, device=states.device)
     decoder: nn.Module = base.get_decoder()
@@ -107,13 +116,13 @@ class _States(BaseModelOutputWithPast):
 def _own_statistics(
     base: PreTrainedModel, states: Tensor, ids: Tensor, temperature: float, chunk: int, entropy: EntropyMode
 ) -> TokenStatistics:
-    """Return log-probabilities (N,), and entropies unless they are not asked for, of tokens by `own_logits`.
+    """Return log-probabilities (N,), and entropies unless they are not asked for, of tokens by `_own_logits`.
 
     A chunk's logits are computed again in the backward pass.
     """
 
     def of_chunk(part: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        logp = (own_logits(base, part) / temperature).log_softmax(-1)
+        logp = (_own_logits(base, part) / temperature).log_softmax(-1)
         finite = logp.clamp(min=torch.finfo(logp.dtype).min)  # p log p tends to 0 where p is 0
         spread = -(finite.exp() * finite).sum(-1)
         return logp.gather(1, tokens[:, None]).squeeze(1), spread if entropy == "gradient" else spread.detach()

@@ -26,10 +26,9 @@ from rlhf.data.batch import Rollout
 from rlhf.errors import UserError
 from rlhf.models.adapters import SCORE_WEIGHT, adapter_state, adapter_weights
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
-from rlhf.models.output_layer import is_plain, own_logits, response_statistics
+from rlhf.models.output_layer import logits_of, response_statistics
 from rlhf.models.precision import mixed_precision
 from rlhf.models.roles import AdapterStart, Roles
-from rlhf.models.traits import logit_scale
 from rlhf.objectives.logprobs import EntropyMode, TokenStatistics
 from rlhf.recipe.stages import Role, ScoreRole
 
@@ -51,7 +50,6 @@ class SharedBase:
     ):
         base.generation_config = GenerationConfig()  # a hub model may bring sampling settings
         self.base = base
-        self.logit_scale = logit_scale(base.config)
         self.lean_trunk = LeanTrunk(base, joins) if lean else None
         self.score_heads: dict[ScoreRole, nn.Linear] = {}
         self.value_head: nn.Linear | None = None
@@ -174,11 +172,8 @@ class SharedBase:
         return self._hidden_at(rollout.ids, rollout.predictors)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits (…, vocabulary) of the next token from final-norm hidden states (…, H)."""
-        if not is_plain(self.base):
-            return own_logits(self.base, hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
-        logits: Tensor = self.base.get_output_embeddings()(hidden)
-        return logits if self.logit_scale == 1.0 else logits * self.logit_scale
+        """Return the logits (N, vocabulary) of the next token from final-norm hidden states (N, H)."""
+        return logits_of(self.base, hidden)
 
     @property
     def vocabulary(self) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from rlhf.data.tokenize import SpecialIds, pad_right
@@ -44,7 +43,7 @@ class TrunkDecoding(Decoding):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Decoding.logits`; in float32 on a CPU by the faster product."""
-        layer = self.output_layer
-        if not self.trunk.rounds or type(layer) is not torch.nn.Linear or getattr(layer, "bias", None) is not None:
+        if not self.trunk.rounds:
             return super().logits(hidden)
-        return matmul(hidden, layer.weight.t())
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return matmul(hidden, weight.t())

@@ -16,7 +16,7 @@ from peakmem.allocator import LARGE_SEGMENT
 from rlhf import recipe
 from rlhf.data.batch import collate
 from rlhf.models.lean.trunk import LeanTrunk, RoleTrunk
-from rlhf.models.output_layer import logits_of
+from rlhf.models.output_layer import output_of
 from rlhf.models.precision import mixed_precision
 from rlhf.plan.predict import Predictor
 from rlhf.recipe import PinnedRecipe, StageName
@@ -267,5 +267,5 @@ def test_logits_of_a_bfloat16_layer_are_not_rounded():
     layer = torch.nn.Linear(256, 500, bias=False).bfloat16().cuda()
     states = torch.randn(40, 256).bfloat16().cuda()
     exact = states.double() @ layer.weight.double().t()
-    assert logits_of(layer, states).dtype == torch.float32
-    assert (logits_of(layer, states) - exact).abs().max() < 1e-5 * exact.abs().max()
+    assert output_of(layer, states).dtype == torch.float32
+    assert (output_of(layer, states) - exact).abs().max() < 1e-5 * exact.abs().max()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.models import matmul
-from rlhf.models.output_layer import logits_of
+from rlhf.models.output_layer import output_of
 from rlhf.objectives.logprobs import linear_token_logprobs
 from rlhf.rollout.decoding import draw_tokens
 
@@ -26,7 +26,7 @@ def test_sampling_and_training_make_the_same_logits(monkeypatch, wide):
     hidden = torch.randn(40, 64, generator=generator).bfloat16()
     layer = nn.Linear(64, 500, bias=False).bfloat16()
     layer.weight.data.copy_(torch.randn(500, 64, generator=generator) / 2)
-    logits = logits_of(layer, hidden)
+    logits = output_of(layer, hidden)
     ids, sampled = draw_tokens(logits, torch.rand(40, generator=generator), 1.0)
     trained = linear_token_logprobs(hidden, layer.weight.detach(), ids, to_logits=matmul.wide_matmul).logp
     truth = (hidden.double() @ layer.weight.double().t()).log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
@@ -43,5 +43,5 @@ def test_layers_that_are_no_plain_whole_product_are_called(monkeypatch):
     parted = nn.Linear(4, 8, bias=False).bfloat16()
     parted.weight = nn.Parameter(parted.weight[:4])
     for layer in (nn.Linear(4, 8), nn.Linear(4, 8, bias=False), parted):
-        found = logits_of(layer, states.to(layer.weight.dtype))
+        found = output_of(layer, states.to(layer.weight.dtype))
         assert torch.equal(found, layer(states.to(layer.weight.dtype)).float())
