@@ -38,9 +38,6 @@ def load(
     have a place in the model. Raises UserError for another checkpoint and for weights that are not finite; the
     library's own errors pass.
     """
-    one, parts = Path(name, "model.safetensors"), Path(name, "model.safetensors.index.json")
-    if one.exists() and parts.exists():
-        raise UserError(f"{name}: weights of two saves, {one.name} and the parts of {parts.name}: move one away")
     check_full(PreTrainedConfig.get_config_dict(name, revision=revision)[0], name)
     model: PreTrainedModel
     model, report = kind.from_pretrained(
@@ -57,7 +54,7 @@ def load(
     for keys, problem in ((missing, "lacks"), (other_shape, "has another shape of"), (left_out, "has no place for")):
         if keys := sorted(key for key in keys if not COMPUTED.search(key)):
             raise UserError(f"{name}: its config.json's model {problem} {keys[0]}: take both from one save")
-    check_finite(_numbers(model), name)
+    check_finite(dict(model.named_parameters()), name)
     return model
 
 
@@ -87,23 +84,6 @@ def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
             low, high = x.aminmax()  # NaN propagates
             if not (low.isfinite() and high.isfinite()):
                 raise UserError(f"{where}: {name} holds NaN or infinity; it cannot be used")
-
-
-def _numbers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return tensors of a model by name that hold NaN or infinity where its weights do, or did before they were packed.
-
-    Rotary frequencies count too: with a base of 0 they are infinite, which some kernels hide until the backward pass.
-    """
-    values: dict[str, Tensor] = {name: x for name, x in model.named_buffers() if name.endswith("inv_freq")}
-    for name, parameter in model.named_parameters():
-        state = getattr(parameter, "quant_state", None)
-        if state is None:
-            values[name] = parameter
-        elif state.nested:  # a block with NaN has a NaN scale, and the mean of the scales is their offset
-            values[name] = state.offset.reshape(1)
-        else:
-            values[name] = state.absmax
-    return values
 
 
 def share_weights(config: Path) -> None:
