@@ -9,6 +9,7 @@ change inside it. There are no gradients.
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def fused_adapters(model: Model) -> Iterator[None]:
     for parent in model.modules():
         adapted = {name: found for name, child in parent.named_children() if (found := _active(child))}
         groups = [[adapted.pop(name) for name in names if name in adapted] for names in SAME_INPUT]
-        for group in (*groups, *([one] for one in adapted.values())):
+        for group in (*filter(None, groups), *([one] for one in adapted.values())):
             forwards |= _lora_forwards(dict(group), dtype_of(model))
     with replaced_forwards(forwards):
         yield
@@ -47,7 +48,7 @@ def fused_adapters(model: Model) -> Iterator[None]:
 def fused_norms(model: Model) -> Iterator[None]:
     """Compute RMSNorm in one kernel. In bfloat16 it is rounded once, after the weight; transformers rounds twice."""
     norms: list[Any] = [module for module in model.modules() if type(module).__name__ in RMS_NORMS]
-    with replaced_forwards({norm: _norm_forward(norm.weight, norm.variance_epsilon) for norm in norms}):
+    with replaced_forwards({norm: partial(_normed, norm.weight, norm.variance_epsilon) for norm in norms}):
         yield
 
 
@@ -62,54 +63,48 @@ def _active(layer: nn.Module) -> tuple[nn.Module, AdaptedLinear] | None:
 def _lora_forwards(group: dict[nn.Module, AdaptedLinear], dtype: torch.dtype) -> dict[nn.Module, Forward]:
     """Return forward passes of LoRA layers with the same input, by layer."""
     low_rank = LowRank.of([*group.values()], dtype)
-    if low_rank is None:
-        return {}
-    down = _DownProjection(low_rank.down)
-    starts = [sum(low_rank.ranks[:n]) for n in range(len(group))]
+    assert low_rank
+    down = _DownProjection(low_rank)
     return {
-        layer: _lora_forward(part.layer, down, slice(start, start + up.shape[1]), up.t(), low_rank.scaling)
-        for (layer, part), start, up in zip(group.items(), starts, low_rank.ups, strict=True)
+        layer: partial(_lora_forward, part.layer, down, number, up.t(), low_rank.scaling)
+        for number, ((layer, part), up) in enumerate(zip(group.items(), low_rank.ups, strict=True))
     }
 
 
-def _lora_forward(base: nn.Linear, down: "_DownProjection", part: slice, up: Tensor, scaling: float) -> Forward:
-    """Return the forward pass W x + scaling * B (A x), of `up` (r, out) and a part of the product with A.
+def _lora_forward(
+    base: nn.Linear, down: "_DownProjection", number: int, up: Tensor, scaling: float, x: Tensor
+) -> Tensor:
+    """Return W x + scaling * B (A x), of `up` (r, out) and the product with A of the adapter of this number.
 
     The adapter's part is added in place to the fresh result of the base layer.
     """
-
-    def forward(x: Tensor) -> Tensor:
-        result: Tensor = base(x)
-        # a 4-bit layer returns the type of its input; where that is the model's type, these casts do nothing
-        low, high = down(x)[:, part].to(result.dtype), up.to(result.dtype)
-        result.view(-1, result.shape[-1]).addmm_(low, high, alpha=scaling)
-        return result
-
-    return forward
+    result: Tensor = base(x)
+    # a 4-bit layer returns the type of its input; where that is the model's type, these casts do nothing
+    low, high = down(x)[number].to(result.dtype), up.to(result.dtype)
+    result.view(-1, result.shape[-1]).addmm_(low, high, alpha=scaling)
+    return result
 
 
 class _DownProjection:
     """Product A x of several adapters with the same input, computed at the first call."""
 
-    def __init__(self, weight: Tensor):
-        self.weight = weight  # (sum of r, in)
-        self._input: weakref.ref[Tensor] | None = None
-        self._result: Tensor | None = None
+    def __init__(self, low_rank: LowRank):
+        self.low_rank = low_rank
+        self._input: Callable[[], Tensor | None] = lambda: None  # a weak reference
+        self._results: tuple[Tensor, ...] = ()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return A x, (tokens, sum of r).
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return A x, (tokens, r), of each adapter.
 
         The same tensor object counts as the same input, because nothing writes into it between the calls.
         """
-        if self._result is None or self._input is None or self._input() is not x:
-            self._result = F.linear(x.to(self.weight.dtype), self.weight).flatten(0, -2)
+        if self._input() is not x:
+            down = self.low_rank.down
+            self._results = F.linear(x.to(down.dtype), down).flatten(0, -2).split(self.low_rank.ranks, 1)
             self._input = weakref.ref(x)
-        return self._result
+        return self._results
 
 
-def _norm_forward(weight: Tensor, eps: float) -> Forward:
-    def forward(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):  # under autocast rms_norm would return float32
-            return F.rms_norm(x, list(weight.shape), weight, eps)
-
-    return forward
+def _normed(weight: Tensor, eps: float, x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):  # under autocast rms_norm would return float32
+        return F.rms_norm(x, list(weight.shape), weight, eps)

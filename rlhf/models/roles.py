@@ -78,9 +78,7 @@ class Roles:
             return
         bare = role in self._bare
         if not bare and role not in self.peft.peft_config:
-            raise ValueError(
-                f"no role {role}; there are {', '.join(self.peft.peft_config)} and {', '.join(sorted(self._bare))}"
-            )
+            raise ValueError(f"no role {role}")
         adapters: list[str] = [role]
         for layer in self._layers:
             layer._disable_adapters = bare
