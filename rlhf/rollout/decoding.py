@@ -1,7 +1,7 @@
 """What all ways to decode share: settings, steps that are captured on CUDA, the draw of a token, and what is kept."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 from rlhf.data.tokenize import SpecialIds
 from rlhf.models.output_layer import logits_of
 from rlhf.models.precision import Model
-from rlhf.models.traits import logit_scale
 from rlhf.rollout.graphs import capturing
 from rlhf.terminal import message_of, say
 
@@ -35,9 +34,6 @@ class Sampling:
     batch_size: int  # responses decoded together; changes memory, speed and rounding
     samples_per_prompt: int = 1  # responses to each prompt
     top_p: float = 1.0  # below 1: draw from the fewest tokens that together have this probability
-
-
-Done = Callable[[float], object]  # is told the share of the work that is done, from 0 to 1
 
 
 @dataclass
@@ -65,9 +61,8 @@ class Decoding(ABC):
     """
 
     def __init__(self, model: Model, uniforms: Tensor, sampling: Sampling, tokenizer: SpecialIds):
-        self.output_layer = model.get_output_embeddings()
-        self.sampling, self.eos_id, self.pad_id = sampling, tokenizer.eos_id, tokenizer.pad_id
-        self.logit_scale = logit_scale(model.config)
+        self.model, self.sampling = model, sampling
+        self.eos_id, self.pad_id = tokenizer.eos_id, tokenizer.pad_id
         self.captures = CAPTURES_BY_DEVICE[uniforms.device.type]
         batch_size, self.room = uniforms.shape
         device = uniforms.device
@@ -78,8 +73,8 @@ class Decoding(ABC):
         self.rows = Rows(torch.arange(batch_size, device=device), uniforms, tokens, logprobs, ended)
         self.results = [x.clone() for x in (tokens, logprobs)]  # of the whole batch
 
-    def run(self, done: Done) -> list[Tensor]:
-        """Decode to the end, and tell `done` how far that is. Return tokens and their log-probabilities.
+    def run(self) -> list[Tensor]:
+        """Decode to the end. Return tokens and their log-probabilities.
 
         Each is (B, R). After EOS tokens are padding, and log-probabilities have no meaning. On CUDA most
         steps replay a captured graph.
@@ -103,7 +98,6 @@ class Decoding(ABC):
                 # The eager step above did the set-up that a capture must not.
                 if self.captures and self.alike(step) >= WORTH_A_GRAPH:
                     graph = self._captured()
-            done(step / self.room)
         self._wait()
         self.deliver()
         return self.results
@@ -168,16 +162,13 @@ class Decoding(ABC):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (B, V) of hidden states (B, H)."""
-        return logits_of(self.output_layer, hidden)
+        return logits_of(self.model, hidden)
 
     def _draw(self, hidden: Tensor) -> None:
         """Draw the token of this step for every row, from its hidden state (n, H)."""
         rows = self.rows
         uniforms = rows.uniforms.index_select(1, self.step).squeeze(1)
-        logits = self.logits(hidden)
-        if self.logit_scale != 1.0:
-            logits = logits * self.logit_scale
-        ids, logp = draw_tokens(logits, uniforms, self.sampling.temperature, self.sampling.top_p)
+        ids, logp = draw_tokens(self.logits(hidden), uniforms, self.sampling.temperature, self.sampling.top_p)
         ids = ids.where(~rows.ended, self.pad_id)
         rows.tokens.index_copy_(1, self.step, ids.unsqueeze(1))
         rows.logprobs.index_copy_(1, self.step, logp.unsqueeze(1))

@@ -21,7 +21,7 @@ from rlhf.models.lean.trunk import RoleTrunk
 from rlhf.models.precision import Model, mixed_precision
 from rlhf.process import distributed
 from rlhf.recipe.model_types import TESTED
-from rlhf.rollout.decoding import Decoding, Done, Sampling
+from rlhf.rollout.decoding import Decoding, Sampling
 from rlhf.rollout.generate import Generating
 from rlhf.rollout.library_decoding import LibraryDecoding, few_kernels, using_attention
 from rlhf.rollout.trunk_decoding import TrunkDecoding
@@ -39,7 +39,7 @@ def sample(
     phase: Phase = record_function,
     replicate: bool = False,
     trunk: RoleTrunk | None = None,
-    done: Done = lambda share: None,
+    done: Callable[[float], object] = lambda share: None,
 ) -> Rollout:
     """Sample responses to prompts (token ids) from the model with its active adapter.
 
@@ -53,8 +53,7 @@ def sample(
         ZeRO-3).
     trunk: the lean trunk and the role that samples, in a block of `LeanTrunk.merging`. It decodes where it can
         (`LeanTrunk.decodes`), and the model's own layers otherwise.
-
-    done: told the share of the work that is done, from 0 to 1, after each step as if no response ended early.
+    done: told after each batch which share of the prompts is done, from 0 to 1.
 
     Leaves the model in evaluation mode.
     """
@@ -73,8 +72,8 @@ def sample(
             indices = order[at : at + at_once]
             rows = [i * copies + copy for i in indices for copy in range(copies)]
             batch = [prompts[i] for i in indices], uniforms[rows], sampling, tokenizer
-            told = _part(done, at / len(order), len(indices) / len(order))
-            tokens[rows], logprobs[rows] = _decode(phase, partial(new_decoding, *batch), told)
+            tokens[rows], logprobs[rows] = _decode(phase, partial(new_decoding, *batch))
+            done((at + len(indices)) / len(order))
     if not replicate:
         distributed.all_sum(tokens, logprobs)
 
@@ -114,14 +113,9 @@ def response_lengths(tokens: torch.Tensor, eos_id: int) -> torch.Tensor:
     return torch.where(is_eos.any(1), is_eos.int().argmax(1) + 1, tokens.shape[1])
 
 
-def _part(done: Done, before: float, share: float) -> Done:
-    """Return what a part of the work, `share` of it, tells after what was done `before`."""
-    return lambda part: done(before + share * part)
-
-
-def _decode(phase: Phase, start: Callable[[], Decoding | Generating], done: Done) -> list[Tensor]:
+def _decode(phase: Phase, start: Callable[[], Decoding | Generating]) -> list[Tensor]:
     """Decode one batch, in a separate function: its cache is freed before the next one is allocated."""
     with phase("prefill"):
         decoding = start()
     with phase("decode"):
-        return decoding.run(done)
+        return decoding.run()

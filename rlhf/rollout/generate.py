@@ -10,7 +10,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from rlhf.data.tokenize import SpecialIds, pad_right
 from rlhf.models.precision import Model
-from rlhf.rollout.decoding import Done, Sampling, draw_tokens, repeated
+from rlhf.rollout.decoding import Sampling, draw_tokens, repeated
 
 
 class Generating:
@@ -28,11 +28,11 @@ class Generating:
         mask = torch.arange(ids.shape[1]) >= ids.shape[1] - lengths[:, None]
         self.ids, self.mask = (x.to(uniforms.device) for x in (ids, mask.long()))
 
-    def run(self, done: Done) -> list[Tensor]:
+    def run(self) -> list[Tensor]:
         """Return tokens and their log-probabilities, each (B, R); after EOS they have no meaning."""
         rows, room = self.uniforms.shape
         ids, mask = (repeated(x, rows // len(self.ids)) for x in (self.ids, self.mask))
-        draw = _Draw(self.uniforms, self.sampling, done)
+        draw = _Draw(self.uniforms, self.sampling)
         run: Any = self.model.generate
         sequences: Tensor = run(
             input_ids=ids,
@@ -48,15 +48,14 @@ class Generating:
 
 
 class _Draw(LogitsProcessor):
-    """Draws the next token of each row by its own number, and leaves no other. Tells after each which share is done."""
+    """Draws the next token of each row by its own number, and leaves no other."""
 
-    def __init__(self, uniforms: Tensor, sampling: Sampling, done: Done):
-        self.uniforms, self.sampling, self.done, self.step = uniforms, sampling, done, 0
+    def __init__(self, uniforms: Tensor, sampling: Sampling):
+        self.uniforms, self.sampling, self.step = uniforms, sampling, 0
         self.logprobs = torch.zeros_like(uniforms)
 
     def __call__(self, _ids: Tensor, scores: Tensor) -> Tensor:
         drawn = self.uniforms[:, self.step]
         ids, self.logprobs[:, self.step] = draw_tokens(scores, drawn, self.sampling.temperature, self.sampling.top_p)
         self.step += 1
-        self.done(self.step / self.uniforms.shape[1])
         return torch.full_like(scores, -torch.inf).scatter_(1, ids[:, None], 0.0)

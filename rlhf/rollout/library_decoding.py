@@ -118,9 +118,6 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         self.window_rule = WINDOW_BY_DEVICE[device.type]
         slots = round_up(self.width + self.room, self.window_rule.whole)
         self.dtype = dtype_of(model)
-        # Eager attention adds the mask to its scores; the others convert a mask to such a bias in every layer.
-        self.prefill_uses_bias = model.config._attn_implementation == "eager"
-        self.step_uses_bias = self.prefill_uses_bias or FEW_KERNELS_BY_DEVICE[device.type]
         self.layers = [CacheLayer(slots, self.copies) for _ in range(model.config.num_hidden_layers)]
         self.cache = Cache(layers=[*self.layers])
         lengths = torch.tensor([len(p) for p in prompts for _ in range(self.copies)], device=device)
@@ -160,7 +157,7 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         elif self.sliding:
             mask = torch.ones(1, 1, self.width, self.width, dtype=torch.bool, device=ids.device).tril()
         positions = (real.cumsum(1) - 1).clamp(min=0)
-        masks = None if mask is None else self._masks(mask, None, self.prefill_uses_bias)
+        masks = None if mask is None else self._masks(mask, None)
         self._draw(repeated(self._forward(ids, positions, masks), self.copies))
         self.slot = torch.tensor([self.width], device=ids.device)
         for layer in self.layers:
@@ -178,21 +175,22 @@ class LibraryDecoding(Decoding):  # rlhf/plan/rehearsal/seams.py replaces __init
         window = self.layers[0].window
         slots = torch.arange(window, device=self.real.device)
         mask = self.real[:, :window] & (slots < self.width + self.step)
-        return self._masks(mask[:, None, None], self.slot, self.step_uses_bias)
+        return self._masks(mask[:, None, None], self.slot)
 
-    def _masks(self, mask: Tensor, queries: Tensor | None, as_bias: bool) -> Tensor | dict[str, Tensor]:
+    def _masks(self, mask: Tensor, queries: Tensor | None) -> Tensor | dict[str, Tensor]:
         """Return the mask (B, 1, queries, slots) of every kind of attention layer: one, or one for each kind.
 
         `queries` are the slots of the new tokens, None for those of whole prompts. A layer with a sliding window reads
         the newest `sliding` slots; a prompt's padding is before it, so that slots are as far apart as positions. Where
-        a model mixes kinds of layers, transformers takes a mask for each.
+        a model mixes kinds of layers, transformers takes a mask for each. In few kernels a step's mask is a bias of
+        scores, to which attention would convert it in every layer.
         """
         masks = {"full_attention": mask}
         if self.sliding:
             slots = torch.arange(mask.shape[-1], device=mask.device)
             near = slots > (slots if queries is None else queries)[:, None] - self.sliding
             masks["sliding_attention"] = mask & near
-        if as_bias:
+        if queries is not None and FEW_KERNELS_BY_DEVICE[mask.device.type]:
             masks = {kind: self._as_bias(x) for kind, x in masks.items()}
         if not self.sliding:
             return masks["full_attention"]
@@ -224,7 +222,7 @@ def few_kernels(model: Model) -> Iterator[None]:
 def using_attention(model: Model, name: str) -> Iterator[None]:
     """Use another attention implementation inside the block."""
     usual = model.config._attn_implementation
-    if usual in (name, "eager"):
+    if usual == name:
         yield
         return
     model.set_attn_implementation(name)
