@@ -84,14 +84,14 @@ def architecture_of(config: PreTrainedConfig) -> JsonObject:
     return {"model_type": kind, **required, **others}
 
 
-def shape_differences(architecture: Architecture, config: PreTrainedConfig) -> dict[str, object]:
-    """Return the keys of an architecture whose value a model's configuration does not have, with the model's values."""
-    expected = config_of(architecture)
-    keys = architecture.config_keys().keys() - {"model_type"}
-    if config.model_type != expected.model_type:
-        return {"model_type": config.model_type}
-    actual = {key: getattr(config, key, None) for key in sorted(keys)}
-    return {key: value for key, value in actual.items() if value != getattr(expected, key, None)}
+def check_architecture(config: PreTrainedConfig, architecture: Architecture, name: str) -> None:
+    """Raise UserError unless a loaded model has the shape that the recipe plans with."""
+    expected, keys = config_of(architecture), architecture.config_keys()
+    for key in ("model_type", *sorted(keys.keys() - {"model_type"})):
+        actual = getattr(config, key, None)
+        if actual != getattr(expected, key, None):
+            way_out = f"`rlhf new --model {name}` writes a recipe for it"
+            raise UserError(f"{name} has {key} {actual}, and model.architecture.{key} is {keys[key]}: {way_out}")
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:

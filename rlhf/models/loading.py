@@ -13,7 +13,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -22,7 +21,7 @@ from rlhf.data.tokenize import DialogueTokenizer
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, read_json
 from rlhf.models import checkpoints, gguf
-from rlhf.models.architecture import config_of, shape_differences, without_dropout
+from rlhf.models.architecture import check_architecture, config_of, without_dropout
 from rlhf.models.classifier import add_classifier
 from rlhf.models.lean.trunk import check_supported
 from rlhf.models.nf4 import check_blocks, check_layers, keep_layout, nf4_config
@@ -131,7 +130,7 @@ def load_base(spec: BaseSpec, device: torch.device, head: ModelHead = "lm", quan
     else:
         base = _from_pretrained(kind, name, device, settings, quantization_config=nf4, **options)
         if settings.architecture:
-            _check_architecture(base.config, settings.architecture, name)
+            check_architecture(base.config, settings.architecture, name)
     if nf4 is not None:
         keep_layout(base)
         check_layers(base, name)
@@ -193,14 +192,6 @@ def _loading(what: str, name: str, settings: Model | Tokenizer | None) -> Iterat
             way_out = "without network, use a local folder: --weights DIR"
             reason = hub.reason(error, f"https://huggingface.co/{settings.name}", way_out)
         raise UserError(f"cannot load {what} {name}: {reason}") from error
-
-
-def _check_architecture(config: PreTrainedConfig, architecture: Architecture, name: str) -> None:
-    """Raise UserError unless a loaded model has the shape that the recipe plans with."""
-    expected = architecture.config_keys()
-    for key, value in shape_differences(architecture, config).items():
-        way_out = f"`rlhf new --model {name}` writes a recipe for it"
-        raise UserError(f"{name} has {key} {value}, and model.architecture.{key} is {expected[key]}: {way_out}")
 
 
 def conversion_of(spec: BaseSpec) -> JsonObject | None:

@@ -56,13 +56,9 @@ def quantized(module: Any, weight: torch.Tensor) -> nn.Parameter:
     )
 
 
-def four_bit_layers(model: nn.Module) -> list[nn.Linear]:
-    """Return the linear layers of a model whose weights are packed."""
-    try:
-        from bitsandbytes.nn import Linear4bit
-    except ImportError:
-        return []
-    return [module for module in model.modules() if isinstance(module, Linear4bit)]
+def is_packed(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer whose weights are packed, or will be."""
+    return type(module).__name__ == "Linear4bit"
 
 
 def keep_layout(model: nn.Module) -> None:
@@ -71,7 +67,7 @@ def keep_layout(model: nn.Module) -> None:
     A layer in that layout passes no gradient to its input, without an error: training after a first evaluation would
     follow a wrong gradient. Ranks that divide weights would undo the layout. GPUs have no such kernel.
     """
-    for layer in four_bit_layers(model):
+    for layer in filter(is_packed, model.modules()):
         setattr(layer, "support_avx512bf16_for_cpu", False)  # noqa: B010
 
 

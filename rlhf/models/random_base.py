@@ -16,7 +16,7 @@ from transformers.quantizers import AutoHfQuantizer, HfQuantizer
 
 from rlhf.models.architecture import config_of
 from rlhf.models.classifier import add_classifier
-from rlhf.models.nf4 import quantized
+from rlhf.models.nf4 import is_packed, quantized
 from rlhf.recipe.schema_model import Model
 
 AutoModel = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
@@ -43,8 +43,8 @@ def random_base(
                 weight.normal_(0.0, config.initializer_range)
             else:
                 weight.fill_(0.0 if name == "bias" else 1.0)
-            pack = quantizer and type(module).__name__ == "Linear4bit"
-            setattr(module, name, quantized(module, weight) if pack else nn.Parameter(weight))
+            packs = is_packed(module) and name == "weight"  # biases stay as they are
+            setattr(module, name, quantized(module, weight) if packs else nn.Parameter(weight))
     _compute_buffers(model, device)
     model.tie_weights()
     if quantizer:

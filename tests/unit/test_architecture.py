@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf.errors import UserError
 from rlhf.models import decoding_layers
-from rlhf.models.architecture import architecture_of, config_of, shape_differences
+from rlhf.models.architecture import architecture_of, check_architecture, config_of
 from rlhf.models.traits import check_lengths, logit_scale
 from rlhf.recipe.model_types import RMS_NORMS, TESTED
 from rlhf.recipe.schema_model import Architecture
@@ -24,7 +24,7 @@ def test_an_architecture_survives_the_way_through_a_config_json(kind):
     config = config_of(of(kind))
     again = Architecture.model_validate(architecture_of(config))
     assert config_of(again).to_dict() == config.to_dict()
-    assert shape_differences(again, config) == {}
+    check_architecture(config, again, "the model")
     assert not {"transformers_version", "dtype", "use_cache"} & again.others().keys(), "keys that no one would write"
 
 

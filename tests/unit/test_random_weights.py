@@ -128,6 +128,15 @@ def test_a_4_bit_base_packs_the_matrices_of_its_layers_and_no_head(tmp_path, hea
     assert whole.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
 
 
+def test_a_4_bit_base_keeps_its_biases(tmp_path):
+    """Of Qwen2, whose queries, keys and values have some."""
+    pytest.importorskip("bitsandbytes")
+    loaded = random_recipe(model__quantization="nf4", model__architecture__model_type="qwen2")
+    model = load_base(StageRun(tmp_path, loaded, "sft").base, CPU)
+    assert model.model.layers[0].self_attn.q_proj.bias.tolist() == [0.0] * 64
+    assert model(input_ids=torch.arange(10)[None]).logits.isfinite().all()
+
+
 # -- bases that are refused --------------------------------------------------------------------------------------------
 
 

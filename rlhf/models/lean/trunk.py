@@ -46,7 +46,7 @@ from rlhf.models.lean.packed import (
     whole_rows,
 )
 from rlhf.models.matmul import round_to_few_sizes
-from rlhf.models.nf4 import four_bit_layers
+from rlhf.models.nf4 import is_packed
 from rlhf.models.traits import LENGTH_DEPENDENT_ROPE, sliding_window
 from rlhf.recipe.model_types import LEAN_TYPES
 from rlhf.recipe.stages import Role
@@ -68,7 +68,7 @@ class LeanTrunk:
     def __init__(self, base: PreTrainedModel, joins: bool = False):
         self.base, self.decoder, self.joins = base, base.get_decoder(), joins
         self.eps = float(base.config.rms_norm_eps)
-        self._packed = bool(four_bit_layers(base))  # a merged copy would unpack them for good
+        self._packed = any(map(is_packed, base.modules()))  # a merged copy would unpack them for good
         self._kept: dict[str, dict[Layers, Weights]] = {}  # of the roles in open blocks
 
     @contextmanager
