@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,13 +46,9 @@ def install_command(extra: str) -> str:
     return f"pip install {shlex.join(needed)}"
 
 
-def hash_of_modules(package: Path, without: Collection[str] = ()) -> str:
-    """Return the hash of all modules of a package, their names and those of its subpackages included.
-
-    Subpackages directly in it that are named in `without` do not count.
-    """
+def hash_of_modules(package: Path) -> str:
+    """Return the hash of all modules of a package, their names and those of its subpackages included."""
     code = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
-        if file.relative_to(package).parts[0] not in without:
-            code.update(f"{file.relative_to(package).as_posix()} {sha256(file)}\n".encode())
+        code.update(f"{file.relative_to(package).as_posix()} {sha256(file)}\n".encode())
     return code.hexdigest()

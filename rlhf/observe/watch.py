@@ -127,7 +127,7 @@ class LiveChecks:
                 continue
             if check.name not in self.reported:
                 self.reported.add(check.name)
-                finding = FindingLine(step=step, check=check.name, seen=seen, cause=check.advice, remedies={})
+                finding = FindingLine(step=step, check=check.name, seen=seen, cause=check.advice)
                 self.run.logs.finding(step, finding.plain())
                 say(f"{stage}, step {step}: {seen} [{check.name}]: {check.advice}")
             if check.name in self.stop_on:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from peakmem import cards
-from rlhf.files import cache_root, replacing, sha256
-from rlhf.packages import hash_of_modules, package_version
+import peakmem
+import rlhf
+from rlhf.files import cache_root, replacing
+from rlhf.packages import hash_of_modules, package_versions
 from rlhf.plan.hardware import gpu_of
 from rlhf.plan.phases import PredictedStage
 from rlhf.process.cuda import expandable_segments
@@ -16,8 +17,6 @@ from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.stages import EVALUATE, STAGE_TABLE
 from rlhf.terminal import say
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
-NOT_REHEARSED = ("cli", "commands", "plan", "rating", "report")  # parts of rlhf; of `plan`, a rehearsal runs some
 REHEARSED = TypeAdapter(PredictedStage)
 
 
@@ -33,23 +32,14 @@ def file_of(loaded: PinnedRecipe, name: StageName) -> Path:
     device = loaded.recipe.hardware.device
     card = gpu_of(loaded.recipe.hardware.name) if device == "cuda" else None
     allocator = expandable_segments() if device == "cuda" else None
-    versions = [package_version(package) for package in PACKAGES]
-    key = content_hash([recipe, roles, hardware, card, allocator, name, _code_hash(), versions])
+    key = content_hash([recipe, roles, hardware, card, allocator, name, _code_hash(), package_versions()])
     return cache_root() / "predictions" / f"{key[:32]}.json"
 
 
 @functools.cache
 def _code_hash() -> str:
-    """Return the hash, at the first call, of the code that a rehearsal may run: nothing that is above the stages."""
-    plan = Path(__file__).parent
-    return content_hash(
-        [
-            hash_of_modules(Path(cards.__file__).parent, without=("tests", "examples")),
-            hash_of_modules(plan.parent, without=NOT_REHEARSED),
-            hash_of_modules(plan / "rehearsal"),
-            sha256(plan / "phases.py"),
-        ]
-    )
+    """Return the hash, at the first call, of this code and of peakmem's."""
+    return content_hash([hash_of_modules(Path(str(package.__file__)).parent) for package in (rlhf, peakmem)])
 
 
 def read(file: Path) -> PredictedStage | None:

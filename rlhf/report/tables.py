@@ -75,23 +75,15 @@ def policies(summaries: Mapping[str, Summary]) -> Table | None:
     return table(("metric", *owners), rows, numbers=1)
 
 
-class Finding(NamedTuple):
-    """What a check found while a stage trained, and settings to try."""
-
-    text: str
-    remedies: str
-
-
-def findings(run: RunRecords) -> tuple[list[Finding], str]:
-    """Return the findings while stages trained, and what was not checked to its end, in words."""
+def findings(run: RunRecords) -> tuple[list[str], str]:
+    """Return what checks found while stages trained with what to try, and what was not checked to its end, in words."""
     found, unchecked = [], []
     for stage in (stage for stage in STAGES if stage in run.manifests):
         title = TITLES[stage]
         if stage not in run.summaries or run.summaries[stage].findings is None:
             unchecked.append(title)
         for line in reader.read_lines(run.directory / stage / FINDINGS, FindingLine):
-            text = f"{title}, step {line.step}: {line.seen}. {line.cause}."
-            found.append(Finding(text, " or ".join(settings(line.remedies))))
+            found.append(f"{title}, step {line.step}: {line.seen}. {line.cause}.")
     return found, f"not checked to the end: {', '.join(unchecked)}" if unchecked else ""
 
 

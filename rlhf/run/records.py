@@ -244,4 +244,3 @@ class FindingLine(Record):
     check: str
     seen: str
     cause: str
-    remedies: dict[str, object]

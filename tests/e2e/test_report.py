@@ -103,12 +103,12 @@ def test_the_first_sentence_says_what_was_learned_with_its_interval(tmp_path, lo
 def test_a_finding_a_figure_and_what_is_unfinished_are_on_the_page(tmp_path):
     target = next(figure for figure in recipe.load(RECIPE).figures if figure.metric == "kl_per_token")
     run = made(tmp_path, GAIN, ppo={"targets": [compared(target, 9.0)]})
-    finding = {"check": "nan", "step": 3, "seen": "<b>bold</b>", "cause": "none", "remedies": {"ppo.kl_coef": 0.1}}
+    finding = {"check": "nan", "step": 3, "seen": "<b>bold</b>", "cause": "lower ppo.kl_coef"}
     (run.directory / "ppo" / "findings.jsonl").write_text(json.dumps(finding) + "\n")
     write_records(run.directory / "dpo")
     (run.directory / "dpo" / "summary.json").unlink()
     html = page.page(records.load(run.directory), price=2.0)
-    assert "&lt;b&gt;bold&lt;/b&gt;" in html and "ppo.kl_coef=0.1" in html
+    assert "&lt;b&gt;bold&lt;/b&gt;" in html and "lower ppo.kl_coef" in html
     shown = text_of(html)
     assert target.title in shown and "missed" in shown and "Not finished: DPO." in shown and "USD" in shown
 

@@ -19,7 +19,7 @@ from tests.helpers import RECIPE
 def test_another_version_of_a_package_is_predicted_anew(monkeypatch, package):
     before = file_of(recipe.load(RECIPE), "sft")
     assert file_of(recipe.load(RECIPE), "sft") == before
-    monkeypatch.setattr("rlhf.plan.cache.package_version", lambda name: "0" if name == package else version(name))
+    monkeypatch.setattr("rlhf.packages.package_version", lambda name: "0" if name == package else version(name))
     assert file_of(recipe.load(RECIPE), "sft") != before
 
 
