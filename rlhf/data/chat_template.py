@@ -71,13 +71,13 @@ def is_mark(token: str, written: str) -> bool:
     )
 
 
-def written(render: Callable[[Sequence[Message]], str]) -> str:
-    """Return what a checked template writes around short conversations, with a system message where it takes one."""
+def written(render: Callable[[Sequence[Message]], str]) -> list[str]:
+    """Return what a checked template writes of short conversations, with a system message where it takes one."""
     texts = []
     for conversation in (EXCHANGE, WITH_SYSTEM):
         with suppress(UserError):
             texts.append(render(conversation))
-    return "\n".join(texts)
+    return texts
 
 
 def turn_marks(render: Callable[[Sequence[Message]], str], known: Collection[str]) -> re.Pattern[str]:
@@ -88,15 +88,13 @@ def turn_marks(render: Callable[[Sequence[Message]], str], known: Collection[str
     written before the first message: other text there may be a system prompt. `known` are tokens that need no mark.
     """
     marks: dict[str, None] = {}
-    for conversation in (EXCHANGE, WITH_SYSTEM):
-        with suppress(UserError):  # it may accept no system message
-            text = render(conversation)
-            for token in sorted(known, key=len, reverse=True):
-                text = text.replace(token, " ")
-            first, *others = text.split(WORD)
-            brackets = [re.escape(word) for part in (first, *others) for word in BRACKETED.findall(part)]
-            lines = [mark for part in others for mark in _marking_lines(part)]
-            marks |= dict.fromkeys([*brackets, *lines])
+    for text in written(render):
+        for token in sorted(known, key=len, reverse=True):
+            text = text.replace(token, " ")
+        first, *others = text.split(WORD)
+        brackets = [re.escape(word) for part in (first, *others) for word in BRACKETED.findall(part)]
+        lines = [mark for part in others for mark in _marking_lines(part)]
+        marks |= dict.fromkeys([*brackets, *lines])
     return re.compile("|".join(marks) or r"(?!)", re.MULTILINE)
 
 

@@ -8,7 +8,7 @@ begins ("…\\n\\nAssistant:"); the response ends with EOS. Prompts lose their o
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -33,8 +33,6 @@ PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 PLAIN_CHAT_TEMPLATE = "{{ (bos_token or '') + GAP }}{% for m in messages %}{{ m.content + '\\n' }}{% endfor %}"
 TURNS = ("\n\nHuman:", "\n\nAssistant:")
 THINK = ("<think>", "</think>")  # the marks of reasoning, which are text
-
-
 UNCUT = 10**9  # tokens
 
 
@@ -102,7 +100,9 @@ class DialogueTokenizer:
         They are the special ones, and of the others that were added to the vocabulary those that the chat template
         writes and those that look like a mark (`<|x|>`). A word or white space, which texts hold, is none.
         """
-        written = f"{self.hf.chat_template}\n{chat_template.written(self.prompt_text)}" if self._is_chat else ""
+        written = ""
+        if self._is_chat:
+            written = "\n".join([str(self.hf.chat_template), *chat_template.written(self.prompt_text)])
         added = [
             token.content
             for token in self.hf.added_tokens_decoder.values()
@@ -368,11 +368,7 @@ def writes_the_date(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
     day = "29 Feb 2000"
     dated = chat_template.with_settings(str(tokenizer.chat_template), {chat_template.CLOCK: day}, None)
-    for conversation in (chat_template.EXCHANGE, (Message("system", "Hello."), *chat_template.EXCHANGE)):
-        with suppress(UserError):  # it may accept no system message
-            if day in chat_text(tokenizer, conversation, template=dated):
-                return True
-    return False
+    return any(day in text for text in chat_template.written(lambda said: chat_text(tokenizer, said, template=dated)))
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> str | None:
