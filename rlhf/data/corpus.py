@@ -53,11 +53,6 @@ class Split(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return itertools.chain(self.train, self.test, self._validation or (), self.second)
 
-    @property
-    def has_validation(self) -> bool:
-        """Return whether checkpoints are chosen by other rows than those that results are reported on."""
-        return self._validation is not None
-
     def map(self, make: Callable[[list[T]], list[U]]) -> "Split[U]":
         """Apply `make` to each part: to the training rows, the test rows, the validation rows, the second ones."""
         validation = None if self._validation is None else make(self._validation)

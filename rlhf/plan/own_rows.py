@@ -78,7 +78,6 @@ def read_rows(recipe: Recipe, stages: Iterable[StageName]) -> OwnRows | None:
 
 def _counted(split: "Split[Any]", kind: str, tokenizer: "DialogueTokenizer | None") -> Rows:
     """Return the numbers of a stage's rows, and the lengths of some in tokens, or without a tokenizer in words."""
-    heldout = len(split) - len(split.train) - (len(split.test) if split.has_validation else 0)
     sample = random.Random(0).sample(split.train, min(SAMPLE, len(split.train)))
     prompts, *answers = zip(*(_dialogue(row, kind) for row in sample), strict=True)
     if tokenizer is None:
@@ -87,7 +86,7 @@ def _counted(split: "Split[Any]", kind: str, tokenizer: "DialogueTokenizer | Non
     else:
         tokens = [tokenizer.hf(list(column), add_special_tokens=False)["input_ids"] for column in answers]
         columns = [[len(ids) for ids in column] for column in (tokenizer.encode_prompts(prompts, UNCUT)[0], *tokens)]
-    return Rows(len(split.train), heldout, list(zip(*columns, strict=True)))
+    return Rows(len(split.train), len(split.validation), list(zip(*columns, strict=True)))
 
 
 def _dialogue(row: Any, kind: str) -> "tuple[Prompt, str, str]":

@@ -74,7 +74,7 @@ def test_validation_rows_are_held_out_rows_of_other_conversations(tmp_path):
         return load_corpus(run)
 
     whole = parts(data__heldout_fraction=0.3)
-    assert whole.pairs.validation == whole.pairs.test and not whole.pairs.has_validation
+    assert whole.pairs.validation == whole.pairs.test
     apart = parts(data__heldout_fraction=0.3, data__validation_fraction=0.1)
     assert apart.pairs.train == whole.pairs.train
     prompts = [{pair.prompt for pair in rows} for rows in (apart.pairs.test, apart.pairs.validation)]
