@@ -13,9 +13,8 @@ from rlhf.terminal.tables import rows_table
 
 
 @click.command("recipes")
-@click.option("--all", "drafts", is_flag=True, help="List drafts too, of which nothing was measured.")
-def list_recipes(drafts: bool) -> None:
-    """List the released recipes, and those that --hw takes, with their hardware and status.
+def list_recipes() -> None:
+    """List the recipes with their hardware and status: the released ones first, then drafts, which nobody measured.
 
     They are those in the folder that RLHF_RECIPES names, in recipes/ here, or the installed ones.
     """
@@ -31,10 +30,7 @@ def list_recipes(drafts: bool) -> None:
         except UserError as error:  # a mistake in one recipe does not hide the others
             rows.append((str(directory), "", "wrong", "", str(error)))
     rows.sort(key=lambda row: row[2] != "released")
-    shown = [row for row in rows if drafts or row[2] != "draft" or row[3]]
-    rows_table("recipes", ("folder", "hardware", "status", "for --hw", "description"), shown)
-    if len(shown) < len(rows):
-        screen.OUT.print(f"{len(rows) - len(shown)} drafts more: --all", style="dim")
+    rows_table("recipes", ("folder", "hardware", "status", "for --hw", "description"), rows)
 
 
 @click.command()
