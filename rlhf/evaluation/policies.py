@@ -23,7 +23,7 @@ from rlhf.models.shared_base import SharedBase, check_scores
 from rlhf.process import distributed
 from rlhf.recipe import Recipe
 from rlhf.recipe.schema import Evaluate
-from rlhf.recipe.stages import SFT, PolicyLabel, PolicyName, PolicyStart, Role, derived_seed
+from rlhf.recipe.stages import HELDOUT_ANSWERS, SFT, PolicyLabel, PolicyName, PolicyStart, Role, derived_seed
 from rlhf.rollout.check import check_first
 from rlhf.rollout.decoding import Sampling
 from rlhf.rollout.engine import sample
@@ -157,7 +157,7 @@ def measure(
         working(f"sampling {answers}") as say,
         torch.random.fork_rng([shared.device] if shared.device.type == "cuda" else []),
     ):
-        torch.manual_seed(derived_seed(seed, "heldout_answers"))
+        torch.manual_seed(derived_seed(seed, HELDOUT_ANSWERS))
         with shared.role(role):
             rollout = sample(
                 shared.base,

@@ -322,8 +322,7 @@ class Recipe(Section):
 
     def seed_of(self, stage: StageName) -> int:
         """Return the seed with which a stage trains."""
-        name = STAGE_TABLE[stage].seed
-        return self.seed if name is None else derived_seed(self.seed, name)
+        return derived_seed(self.seed, STAGE_TABLE[stage].seed_offset)
 
     def processes(self, stage: StageName) -> int:
         """Return the number of processes that work on a stage."""

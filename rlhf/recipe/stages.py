@@ -47,15 +47,11 @@ FEW_SAMPLES = 8  # held-out prompts whose answers are logged before and after
 
 
 # Seeds that follow from the recipe's, for draws that must not repeat what training draws. Orders of rows need none:
-# Python's `random.Random` takes a text such as `shuffle:3`, and no two texts share a stream.
+# Python's `random.Random` takes a text such as `shuffle:3`, and no two texts share a stream. Recorded results were
+# drawn with these offsets. They are so far apart that recipes with seeds below 7,000 never meet.
 SEED_COUNT = 2**32  # what numpy takes
-SeedName = Literal["heldout_answers", "second_model"]
-
-# Recorded results were drawn with these offsets. They are so far apart that recipes with seeds below 7,000 never meet.
-SEED_OFFSETS: Final[dict[SeedName, int]] = {
-    "heldout_answers": 7_000,  # sampled answers to held-out prompts
-    "second_model": 1_000_000,  # the reward model that only measures
-}
+HELDOUT_ANSWERS = 7_000  # sampled answers to held-out prompts
+SECOND_MODEL = 1_000_000  # the reward model that only measures
 
 
 class Curve(NamedTuple):
@@ -76,7 +72,7 @@ class Stage:
     chooses: bool = True  # validation rows choose its checkpoints, where the data set some apart
     module: str | None = None  # of rlhf.stages; None: named as the stage
     also_decided_by: tuple[str, ...] = ()  # sections of the recipe beside its own and its parents'
-    seed: SeedName | None = None  # its own one, where another stage would draw the same; None: the recipe's
+    seed_offset: int = 0  # of its own seed, where another stage would draw the same
     sizes_from: tuple[StageName, ...] = ()  # stages whose sections give sizes to its rehearsal
     least_rows: int = 1  # of a micro-batch; more than one where its loss compares them: their number is in the result
     shared: bool = True  # `hardware.count` processes may share it
@@ -184,7 +180,7 @@ STAGE_TABLE: dict[StageName, Stage] = {
     "pretrain": Stage(title="pretraining", rows="texts", chooses=False, curves=(_LOSS_OF_TOKENS,)),
     "sft": _SFT,
     "rm": _RM,
-    "second_rm": replace(_RM, title="second reward model", module="rm", seed="second_model"),
+    "second_rm": replace(_RM, title="second reward model", module="rm", seed_offset=SECOND_MODEL),
     "ppo": _PPO,
     "rloo": _RLOO,
     "grpo": replace(_RLOO, title="GRPO"),
@@ -218,6 +214,6 @@ def stage_name(text: str) -> StageName:
     raise UserError(f"{text!r} is not one of {', '.join(STAGES)}")
 
 
-def derived_seed(seed: int, name: SeedName) -> int:
-    """Return the seed of the draws that are called `name`; it is below 2^32 too."""
-    return (seed + SEED_OFFSETS[name]) % SEED_COUNT
+def derived_seed(seed: int, offset: int) -> int:
+    """Return the seed of draws with an offset; it is below 2^32 too."""
+    return (seed + offset) % SEED_COUNT

@@ -8,7 +8,7 @@ import pytest
 from rlhf.data.formats import ParsedRows
 from rlhf.data.load import divide_rows
 from rlhf.data.rows import Message, PromptOnly
-from rlhf.recipe.stages import SEED_OFFSETS, derived_seed
+from rlhf.recipe.stages import HELDOUT_ANSWERS, SECOND_MODEL, derived_seed
 from rlhf.stages.online.session import prompt_order
 from rlhf.stages.supervised.row_order import LengthBuckets
 from tests.helpers import small
@@ -19,7 +19,7 @@ EPOCHS = range(12)
 
 @pytest.mark.parametrize("seeds", [SEEDS, range(6_950, 7_000)])
 def test_no_two_seeds_of_one_recipe_or_of_two_are_the_same(seeds):
-    derived = [derived_seed(seed, name) for seed in seeds for name in SEED_OFFSETS]
+    derived = [derived_seed(seed, offset) for seed in seeds for offset in (HELDOUT_ANSWERS, SECOND_MODEL)]
     assert len({*seeds, *derived}) == len(seeds) + len(derived)
 
 
