@@ -26,7 +26,7 @@ from rlhf.recipe import StageName
 from rlhf.recipe.published import verdict_of
 from rlhf.run import reader
 from rlhf.run.layout import METRICS, SAMPLES
-from rlhf.run.outcomes import Reproduction
+from rlhf.run.records import Reproduction
 from rlhf.terminal.wording import gb
 
 BLOCK = re.compile(r"(<!-- (?P<name>[^/].*?) -->\n)(?P<table>.*?)(<!-- /(?P=name) -->)", re.S)

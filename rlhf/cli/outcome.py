@@ -12,8 +12,7 @@ from rlhf.run import reader
 from rlhf.run.comparisons import Cost, costs
 from rlhf.run.evidence import gains_over_start
 from rlhf.run.layout import SAMPLES
-from rlhf.run.outcomes import SampleLine
-from rlhf.run.records import Summary
+from rlhf.run.records import SampleLine, Summary
 from rlhf.terminal import screen, wording
 from rlhf.terminal.tables import rows_table
 from rlhf.terminal.wording import estimate, number

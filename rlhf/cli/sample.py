@@ -11,7 +11,7 @@ from rlhf.files import json_lines, write_output
 from rlhf.process.libraries import quiet_libraries
 from rlhf.recipe.stages import EVALUATE, LABELS, PolicyLabel
 from rlhf.run.directory import StageRun
-from rlhf.run.outcomes import SampleLine
+from rlhf.run.records import SampleLine
 from rlhf.terminal import counted, say
 
 

@@ -18,7 +18,7 @@ from rlhf.run import reader
 from rlhf.run.evidence import IS_BETTER, NO_VERDICT, NOT_KNOWN, OF_FUNCTION, Word, verdict, way_to_know
 from rlhf.run.finished import finished_evaluation, read_manifest, reward_model_digest
 from rlhf.run.layout import MANIFEST, SAMPLES, SUMMARY
-from rlhf.run.outcomes import Answer, SampleLine
+from rlhf.run.records import Answer, SampleLine
 from rlhf.terminal import wording
 
 # Figures of all answers together. They have no interval; perplexity is by tokens of the side's own tokenizer, and KL to

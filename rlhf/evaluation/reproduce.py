@@ -22,9 +22,8 @@ from rlhf.run.comparisons import totals
 from rlhf.run.evidence import gains_over_start
 from rlhf.run.finished import read_manifest, verified
 from rlhf.run.layout import SUMMARY
-from rlhf.run.outcomes import Reproduction
 from rlhf.run.provenance import code_version
-from rlhf.run.records import Summary
+from rlhf.run.records import Reproduction, Summary
 from rlhf.terminal import say, wording
 
 HEADLINES = ("accuracy", "perplexity", "eval_loss")  # of stages that train no policy

@@ -11,8 +11,8 @@ from rlhf.errors import UserError
 from rlhf.recipe.stages import EVALUATE, POLICIES, SFT
 from rlhf.run.finished import finished_evaluation
 from rlhf.run.layout import SAMPLES
-from rlhf.run.outcomes import SampleLine
 from rlhf.run.reader import read_lines
+from rlhf.run.records import SampleLine
 from rlhf.terminal import harmless
 
 SPEAKERS = {"system": "Instructions", "user": "Person", "assistant": "Assistant"}

@@ -9,7 +9,7 @@ from rlhf.recipe import as_yaml
 from rlhf.report.learned import SHOWN, Said, SampleRow, Sentence
 from rlhf.report.page import render
 from rlhf.report.tables import Table, table
-from rlhf.run.outcomes import Answer
+from rlhf.run.records import Answer
 from rlhf.terminal.wording import metric, number
 
 PAGE = "comparison.html"

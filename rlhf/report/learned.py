@@ -8,7 +8,7 @@ from rlhf.rating.pairs import SPEAKERS, turns
 from rlhf.recipe.stages import EVALUATE, RM, SFT, STARTS
 from rlhf.report.records import TITLES, RunRecords
 from rlhf.run.evidence import IS_BETTER, IS_WORSE, START_IN_WORDS, Gain, gains_over_start, of_prompts, way_to_know
-from rlhf.run.outcomes import Answer, SampleLine
+from rlhf.run.records import Answer, SampleLine
 from rlhf.terminal.wording import estimate, number
 
 SHOWN = 3  # prompts above the curve

@@ -8,8 +8,7 @@ from rlhf.recipe.stages import EVALUATE, POLICIES, SFT, STAGE_TABLE, STAGES, Sta
 from rlhf.run import reader
 from rlhf.run.finished import finished_evaluation
 from rlhf.run.layout import MANIFEST, METRICS, SAMPLES, SUMMARY
-from rlhf.run.outcomes import SampleLine
-from rlhf.run.records import Manifest, MetricsLine, Record, Summary
+from rlhf.run.records import Manifest, MetricsLine, Record, SampleLine, Summary
 
 TITLES: dict[str, str] = {stage: row.title for stage, row in STAGE_TABLE.items()}
 RecordT = TypeVar("RecordT", bound=Record)

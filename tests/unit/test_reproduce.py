@@ -12,7 +12,7 @@ from rlhf.process import children
 from rlhf.process.exhaustion import EXHAUSTED
 from rlhf.process.task import Task
 from rlhf.run import reader
-from rlhf.run.outcomes import Reproduction
+from rlhf.run.records import Reproduction
 from tests.helpers import RECIPE, noted, task_of
 from tests.records import write_records
 
