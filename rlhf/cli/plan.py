@@ -20,7 +20,6 @@ from rlhf.plan.plan import Plan, PlannedStage, StageTime
 from rlhf.plan.predict import Predictor, card_needed_bytes, predicted_stages
 from rlhf.plan.published_figures import ComparedFigure
 from rlhf.process.cuda import CONTEXT_BYTES, CONTEXT_SEEN
-from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml
 from rlhf.recipe.published import CHAIN
 from rlhf.recipe.stages import PRETRAIN, STAGES
@@ -28,7 +27,7 @@ from rlhf.report.tables import table
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
-from rlhf.terminal.wording import gb, number
+from rlhf.terminal.wording import gb, number, size_in_bytes
 
 COLUMNS = ("stage", "peak", "needs", "verdict", "hours projected", "cost")
 UNDECIDED = {"cuda": "no card named", "cpu": "on the CPU", "host": "in the host's memory"}  # verdict on memory

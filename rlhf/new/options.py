@@ -10,11 +10,10 @@ from rlhf.errors import OptionError
 from rlhf.plan import machine
 from rlhf.plan.fit import USABLE
 from rlhf.plan.hardware import lacks_bfloat16
-from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import TrainingName
 from rlhf.recipe.schema_online import MODEL_REWARD
 from rlhf.recipe.stages import DPO, ONLINE, POLICIES, PPO, RM, SFT, PolicyName, PolicyStart
-from rlhf.terminal.wording import GB
+from rlhf.terminal.wording import GB, size_in_bytes
 
 Wanted = Literal["sft"] | PolicyName
 STAGES: tuple[Wanted, ...] = (SFT, *POLICIES)

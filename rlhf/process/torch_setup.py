@@ -9,8 +9,8 @@ from transformers import set_seed
 from rlhf.errors import UserError
 from rlhf.process import distributed
 from rlhf.process.cuda import CONTEXT_BYTES
-from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import Recipe
+from rlhf.terminal.wording import size_in_bytes
 
 
 def device_of(recipe: Recipe) -> torch.device:

@@ -1,4 +1,4 @@
-"""Numbers and ranges as text, the same in tables, reports and messages."""
+"""Numbers, ranges and sizes as text, the same in tables, reports, messages and options."""
 
 import math
 import re
@@ -81,3 +81,11 @@ def span(low: float | None, high: float | None) -> str:
 def gb(size: float, digits: int = 2) -> str:
     """Return a size in bytes as GB of 10^9 bytes; `-` for none."""
     return f"{size / GB:.{digits}f}" if size else "-"
+
+
+def size_in_bytes(text: str) -> int | None:
+    """Return the bytes of a size such as `12GB` or `1.5 GiB`; None for all else, as a number without a unit."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(GB|GiB)", text, re.IGNORECASE)
+    if not match or not float(match[1]):
+        return None
+    return round(float(match[1]) * (2**30 if match[2].lower() == "gib" else 10**9))

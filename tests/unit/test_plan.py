@@ -19,11 +19,11 @@ from rlhf.plan.predict import Predictor, card_needed_bytes, predicted_stages
 from rlhf.plan.preflight import require_fit
 from rlhf.process.cuda import CONTEXT_BYTES
 from rlhf.process.memory import Free
-from rlhf.process.sizes import size_in_bytes
 from rlhf.recipe import as_yaml
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.recipe.strict import with_overrides
+from rlhf.terminal.wording import size_in_bytes
 from tests.helpers import FIXTURES, RECIPE, rlhf
 from tests.unit.plans import Known, global_batch, phase
 
