@@ -110,7 +110,7 @@ def run_stages(loaded: PinnedRecipe, out: Path, *names: str, **options: Any) -> 
     """Run the named stages; returns the last one's summary."""
     summary: dict[str, Any] = {}
     for name in names:
-        record, _ = runner.execute(stage_name(name), loaded, out, **options)
+        record, _ = runner.execute(tasks.task_of(loaded, stage_name(name), out, **options), loaded)
         assert record is not None
         summary = record.plain()
     return summary

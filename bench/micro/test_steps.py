@@ -13,6 +13,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from rlhf import recipe as recipes
 from rlhf.plan.rehearsal.short_runs import few_steps
+from rlhf.process.task import task_of
 from rlhf.recipe import Changes, Recipe, StageName
 from rlhf.run.logs import Logs
 from rlhf.stages import runner
@@ -78,7 +79,7 @@ def test_a_step(benchmark: BenchmarkFixture, stage: StageName, out: Path, monkey
     loaded = loaded.with_changes(tiny(loaded.recipe))
     loaded = loaded.with_changes(few_steps(loaded.recipe, 1 + WARM_UP + TIMED, "hh"))
     for parent in recipes.parents(loaded.recipe, stage):
-        runner.execute(parent, loaded, out)
+        runner.execute(task_of(loaded, parent, out), loaded)
     steps, log = Steps(), Logs.telemetry
 
     def telemetry(logs: Logs, step: int, values: dict[str, float]) -> None:
@@ -88,5 +89,5 @@ def test_a_step(benchmark: BenchmarkFixture, stage: StageName, out: Path, monkey
     monkeypatch.setattr(Logs, "telemetry", telemetry)
     with ThreadPoolExecutor(1) as pool:
         timing = pool.submit(steps.timed, benchmark)
-        runner.execute(stage, loaded, out)
+        runner.execute(task_of(loaded, stage, out), loaded)
         timing.result()

@@ -1,8 +1,8 @@
 """`rlhf run`: one stage of a recipe."""
 
 import shlex
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ def _run_resolved(context: click.Context, parameter: click.Parameter, file: Path
     """Run the task in a file and end the command. No other argument is read."""
     if file is not None:
         task = tasks.read(file)
-        sys.argv[:] = task.argv  # what records and messages name
         run_task(task, task.load())
         context.exit()
 
@@ -118,16 +117,8 @@ def run_task(task: Task, loaded: PinnedRecipe) -> Path | None:
         with endings.reporting_progress(lambda: runner.progress(this_run)):
             launching.launch(loaded, task)
         return None
-    summary, is_new = runner.execute(
-        stage,
-        loaded,
-        Path(task.out),
-        resume=task.resume,
-        report_to=task.report_to,
-        preflight=lambda: chain.forecast(loaded, stage) if task.preflight else runner.Forecast(),
-        stop_on=task.stop_on,
-        only=task.only,
-    )
+    preflight = partial(chain.forecast, loaded, stage) if task.preflight else runner.Forecast
+    summary, is_new = runner.execute(task, loaded, preflight)
     if summary is None or distributed.rank():
         return None
     if not is_new:

@@ -32,10 +32,10 @@ class Task(Record):
     seed: int
     argv: list[str]  # of the command that the user typed, for the manifest
     out: str  # root of runs
-    resume: bool | None = None  # see rlhf.stages.runner.execute, as for the next two
-    report_to: list[str] = Field(default_factory=list)
-    stop_on: list[str] = Field(default_factory=list)
-    only: list[PolicyName] = Field(default_factory=list)
+    resume: bool | None = None  # an unfinished run: continued, or set aside and begun anew; None: it is refused
+    report_to: list[str] = Field(default_factory=list)  # trackers
+    stop_on: list[str] = Field(default_factory=list)  # checks whose findings end the stage; `all`: any
+    only: list[PolicyName] = Field(default_factory=list)  # policies that an evaluation compares; none: all trained ones
     preflight: bool = True
     if_needed: bool = False  # a stage that is finished, or not part of the recipe, is no error
 

@@ -3,7 +3,7 @@
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,11 @@ from rlhf.observe import tracking
 from rlhf.observe.watch import LiveChecks
 from rlhf.process import distributed, endings, environment, exhaustion, launching
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
+from rlhf.process.task import Task
 from rlhf.recipe import PinnedRecipe, StageName, parents
 from rlhf.recipe.schema import Dialogues, Evaluate
 from rlhf.recipe.schema_online import MODEL_REWARD, OnlineBase, OnlineOptions
-from rlhf.recipe.stages import EVALUATE, ONLINE, PRETRAIN, REWARD_MODELS, STAGE_TABLE, PolicyName
+from rlhf.recipe.stages import EVALUATE, ONLINE, PRETRAIN, REWARD_MODELS, STAGE_TABLE
 from rlhf.run import card
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
@@ -44,39 +45,29 @@ class Forecast(NamedTuple):
 
 
 def execute(
-    stage: StageName,
-    loaded: PinnedRecipe,
-    out: Path,
-    *,
-    resume: bool | None = None,
-    report_to: Sequence[str] = (),
-    preflight: Callable[[], Forecast] = Forecast,
-    stop_on: Sequence[str] = (),
-    only: Sequence[PolicyName] = (),
+    task: Task, loaded: PinnedRecipe, preflight: Callable[[], Forecast] = Forecast
 ) -> tuple[Summary | None, bool]:
-    """Run one stage unless it is done already.
+    """Run the stage of a task of the recipe that is loaded, unless it is done already.
 
     Return its summary, None on a rank that did not write it, and whether it was run: not if it was done before.
-    `resume`: continue an unfinished run from its newest checkpoint (True), or set it aside and begin anew (False); for
-    None such a run is refused. `preflight` predicts the stage's peak and time, or raises UserError, before anything is
-    loaded. `stop_on`: names of checks (rlhf/observe/watch.py) whose findings end the stage; `all` for any.
-    `only`: the policies that an evaluation compares, instead of all that are trained.
+    `preflight` predicts the stage's peak and time, or raises UserError, before anything is loaded.
     """
     environment.prepare(loaded.recipe)
-    run = StageRun(out, loaded, stage, is_main=not distributed.rank(), only=only)
+    stage = task.stage
+    run = StageRun(Path(task.out), loaded, stage, is_main=not distributed.rank(), only=task.only)
     loaded.require(stage)
     with endings.reporting_progress(partial(progress, run)), _explained_errors(run), run.locked():
         summary = run.done()
         is_new = summary is None
         if is_new:
             check_settings(loaded, stage)
-            if resume is None:
+            if task.resume is None:
                 run.check_nothing_lost()
             with launching.joined(loaded, stage):
                 _check_parents(run)
-                tracking.check(report_to)
+                tracking.check(task.report_to)
                 with quiet_libraries():
-                    (metrics, costs), forecast = _train(run, bool(resume), report_to, preflight, stop_on)
+                    (metrics, costs), forecast = _train(run, task, preflight)
                 metrics |= _chosen_among(run)
                 summary = run.finish(metrics, costs, forecast.peak_bytes, forecast.hours)
         if run.is_main:
@@ -127,7 +118,7 @@ def _check_parents(run: StageRun) -> None:
 
 
 def _train(
-    run: StageRun, resume: bool, report_to: Sequence[str], preflight: Callable[[], Forecast], stop_on: Sequence[str]
+    run: StageRun, task: Task, preflight: Callable[[], Forecast]
 ) -> tuple[tuple[dict[str, float], Costs], Forecast]:
     """Run the stage's own code. Return its metrics and costs, and what was predicted of it."""
     run_stage = import_stage(run.stage)
@@ -144,18 +135,18 @@ def _train(
     facts = device_facts(device)
     if distributed.world() > 1:
         facts |= {"processes": distributed.world(), "engine": loaded.recipe.hardware.engine}
-    run.start(resume, sys.argv, facts)
+    run.start(bool(task.resume), task.argv, facts)
     run.resumed_from, run.resumed_data = distributed.from_main(lambda: (run.resumed_from, run.resumed_data))
-    if resume and run.resumed_from is None:
+    if task.resume and run.resumed_from is None:
         say(f"{run.stage}: there was no checkpoint in {run.path} to continue from; it begins at its first step")
     project = f"{loaded.name}-{loaded.version}"
     name = f"{project}-{run.stage}-seed{loaded.recipe.seed}"
     first_step = checkpoint_step(run.resumed_from) + 1 if run.resumed_from else None
     with ExitStack() as opened:
         with kept_random_state():  # a tracker may draw from the generators of training, or seed them
-            trackers = tracking.trackers(report_to if run.is_main else (), run.path, project, name, first_step)
+            trackers = tracking.trackers(task.report_to if run.is_main else (), run.path, project, name, first_step)
             logs = [kept_random_state()(log) for log in opened.enter_context(trackers)]
-        run.logs.on_metrics = [*logs, LiveChecks(run, stop_on).on_metrics]
+        run.logs.on_metrics = [*logs, LiveChecks(run, task.stop_on).on_metrics]
         if run.stage != PRETRAIN and (record := loading.conversion_of(run.base)):
             run.describe(base=record)
         return run_stage(run, device), forecast

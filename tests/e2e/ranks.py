@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf.errors import UserError
 from rlhf.models.shared_base import SharedBase
 from rlhf.process import distributed, launching
+from rlhf.process.task import task_of
 from rlhf.recipe.stages import stage_name
 from rlhf.stages import runner
 from tests.helpers import small
@@ -71,7 +72,7 @@ def main(file: Path) -> None:
     (file.parent / f"gathered-{me}").touch()
     for stage, out, changes in json.loads(file.read_text()):
         loaded = small(**{key.replace(".", "__"): value for key, value in changes.items()})
-        runner.execute(stage_name(stage), loaded, Path(out))
+        runner.execute(task_of(loaded, stage_name(stage), Path(out)), loaded)
 
 
 if __name__ == "__main__":

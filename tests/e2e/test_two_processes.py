@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlhf.process.task import task_of
 from rlhf.recipe import PinnedRecipe, as_yaml
 from rlhf.recipe.rehearsal import random_weights_changes
 from rlhf.stages import runner
@@ -114,7 +115,8 @@ def test_trl_stages_take_the_same_sixteen_steps(request, trained, tmp_path, stag
     compare(one / ROOT / stage, two / ROOT / stage, 16 + 2)
     manifest = content_of(two / ROOT / stage / "manifest.json")
     assert manifest["device"]["processes"] == 2 and manifest["device"]["engine"] == "ddp"
-    again, is_new = runner.execute(stage, sizes(changes | {"hardware.count": 2}), two)
+    loaded = sizes(changes | {"hardware.count": 2})
+    again, is_new = runner.execute(task_of(loaded, stage, two), loaded)
     assert not is_new and again is not None and again.plain() == content_of(two / ROOT / stage / "summary.json"), (
         "done: nobody else is needed"
     )

@@ -13,6 +13,7 @@ from rlhf import recipe
 from rlhf.cli.outcome import show_chain
 from rlhf.errors import UserError
 from rlhf.files import JsonObject, write_json
+from rlhf.process.task import task_of
 from rlhf.recipe.chain import comparable
 from rlhf.recipe.published import Figure
 from rlhf.run import provenance
@@ -109,7 +110,8 @@ def executed(monkeypatch, out: Path, resume: bool | None, **changes: Any) -> Non
         raise UserError("not run here")
 
     monkeypatch.setattr(runner, "import_stage", lambda stage: run_stage)
-    runner.execute("pretrain", small(**changes), out, resume=resume)
+    loaded = small(**changes)
+    runner.execute(task_of(loaded, "pretrain", out, resume=resume), loaded)
 
 
 @pytest.mark.parametrize(("changes", "said"), [({}, "step 1"), ({"pretrain__max_steps": 24}, "pretrain.max_steps 12")])
