@@ -19,7 +19,7 @@ from rlhf.plan.phases import ON_HOST
 from rlhf.plan.plan import Plan, PlannedStage, StageTime
 from rlhf.plan.predict import Predictor, card_needed_bytes, predicted_stages
 from rlhf.plan.published_figures import ComparedFigure
-from rlhf.process.cuda import CONTEXT_BYTES, CONTEXT_SEEN
+from rlhf.process.memory import CONTEXT_BYTES, CONTEXT_SEEN
 from rlhf.recipe import PinnedRecipe, StageName, as_yaml
 from rlhf.recipe.published import CHAIN
 from rlhf.recipe.stages import PRETRAIN, STAGES

@@ -11,7 +11,7 @@ from rlhf.files import cache_root, replacing
 from rlhf.packages import hash_of_modules, package_versions
 from rlhf.plan.hardware import gpu_of
 from rlhf.plan.phases import PredictedStage
-from rlhf.process.cuda import expandable_segments
+from rlhf.process.environment import expandable_segments
 from rlhf.recipe import PinnedRecipe, StageName
 from rlhf.recipe.pinned import content_hash
 from rlhf.recipe.stages import EVALUATE, STAGE_TABLE

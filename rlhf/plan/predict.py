@@ -11,7 +11,8 @@ from rlhf.plan import cache, ranks
 from rlhf.plan.phases import PredictedPhase, PredictedStage, PredictionError
 from rlhf.plan.weights import shape_of
 from rlhf.process import children
-from rlhf.process.cuda import CONTEXT_BYTES, expandable_segments
+from rlhf.process.environment import expandable_segments
+from rlhf.process.memory import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe, Recipe, StageName
 from rlhf.recipe.stages import PRETRAIN, STAGES
 from rlhf.terminal import excerpt

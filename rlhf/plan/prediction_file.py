@@ -4,7 +4,7 @@ from pathlib import Path
 
 from peakmem.events import Parts
 from rlhf.plan.phases import ON_HOST
-from rlhf.process.cuda import CONTEXT_BYTES
+from rlhf.process.memory import CONTEXT_BYTES
 from rlhf.recipe import StageName
 from rlhf.run import reader
 from rlhf.run.records import Record

@@ -24,6 +24,7 @@ LAUNCHER = re.compile(
     r"(RANK|WORLD_SIZE|(LOCAL|GROUP|ROLE|NODE|CROSS)_(RANK|SIZE|WORLD_SIZE)|ROLE_NAME|FORK_LAUNCHED)$|(ACCELERATE|"
     r"DEEPSPEED|FSDP|MASTER|MEGATRON_LM|PARALLELISM_CONFIG|SMDATAPARALLEL|TORCHELASTIC)_|(PMI[X2]?|OMPI|MV2|(I_)?MPI)_"
 )
+EXPANDABLE = "expandable_segments:True"  # a setting of torch's allocator
 
 
 def prepare(recipe: "Recipe") -> None:
@@ -43,4 +44,10 @@ def prepare(recipe: "Recipe") -> None:
         del os.environ[name]
     if recipe.hardware.device == "cuda" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the same
         # Batches of many lengths leave gaps between segments of fixed size; segments that can grow leave none.
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", EXPANDABLE)
+
+
+def expandable_segments() -> bool:
+    """Return whether torch's allocator uses expandable segments in a process that `prepare` has prepared."""
+    config = os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", EXPANDABLE))
+    return EXPANDABLE.lower() in config.replace(" ", "").lower()

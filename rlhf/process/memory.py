@@ -1,9 +1,16 @@
-"""The memory that processes may still take here: free on the machine, and left of a container's limit."""
+"""Memory outside of torch: what a process may still take here, and what CUDA's context takes of a card."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+
+# Bytes of a card that the driver's context and the kernels' code take outside of torch's allocator: `nvidia-smi` shows
+# them as a process's use above `torch.cuda.memory_reserved`. This is a guess for large cards; on a Tesla T4 others
+# measured 140.9 MiB. An H200 had 2.2 to 2.3 GB in use above what was reserved, of which an unknown
+# part was in use before; records of the GPU benchmark now say how much (`idle_bytes`).
+CONTEXT_BYTES = 600_000_000
+CONTEXT_SEEN = 2_300_000_000  # beside the H200; what fits by less than the difference is called tight
 
 
 class Free(NamedTuple):

@@ -8,7 +8,7 @@ from transformers import set_seed
 
 from rlhf.errors import UserError
 from rlhf.process import distributed
-from rlhf.process.cuda import CONTEXT_BYTES
+from rlhf.process.memory import CONTEXT_BYTES
 from rlhf.recipe import Recipe
 from rlhf.terminal.wording import size_in_bytes
 

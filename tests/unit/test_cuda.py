@@ -13,8 +13,8 @@ import torch
 
 from rlhf import recipe
 from rlhf.errors import UserError
-from rlhf.process import cuda, torch_setup
-from rlhf.process.environment import prepare
+from rlhf.process import torch_setup
+from rlhf.process.environment import expandable_segments, prepare
 from tests.helpers import small
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def test_the_allocator_s_segments_can_grow_unless_the_user_chose_otherwise(envir
 def test_predictions_follow_the_allocator_s_settings(environment, name, value, expandable):
     if name:
         environment.setenv(name, value)
-    assert cuda.expandable_segments() is expandable
+    assert expandable_segments() is expandable
 
 
 def test_a_stage_sets_the_variables_before_torch_starts(tmp_path):

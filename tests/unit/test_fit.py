@@ -6,7 +6,7 @@ from rlhf import recipe
 from rlhf.plan import fit
 from rlhf.plan.phases import PredictedPhase, PredictedStage, Work
 from rlhf.plan.predict import Predictor
-from rlhf.process.cuda import CONTEXT_BYTES
+from rlhf.process.memory import CONTEXT_BYTES
 from rlhf.recipe import PinnedRecipe
 from rlhf.recipe.schema import Sft
 from rlhf.recipe.schema_online import Ppo

@@ -17,8 +17,7 @@ from rlhf.plan.machine import LIBRARIES
 from rlhf.plan.phases import PredictedStage
 from rlhf.plan.predict import Predictor, card_needed_bytes, predicted_stages
 from rlhf.plan.preflight import require_fit
-from rlhf.process.cuda import CONTEXT_BYTES
-from rlhf.process.memory import Free
+from rlhf.process.memory import CONTEXT_BYTES, Free
 from rlhf.recipe import as_yaml
 from rlhf.recipe.plain_yaml import Yaml
 from rlhf.recipe.rehearsal import random_weights_changes

@@ -63,9 +63,8 @@ def test_a_server_on_this_machine_is_asked_around_a_proxy(server, proxy):
 @pytest.mark.parametrize(
     ("host", "local"),
     [
-        *((host, True) for host in ("localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.0.1.1", "0.0.0.0")),
-        *((host, True) for host in ("[::1]", "[::]", "[::ffff:127.0.0.1]")),
-        *((host, False) for host in ("10.0.0.1", "localhost.org", "127.0.0.1.org", "[fe80::1]", "gpu-box", "")),
+        *((host, True) for host in ("localhost", "LOCALHOST", "127.0.0.1", "0.0.0.0", "[::1]", "[::]")),
+        *((host, False) for host in ("10.0.0.1", "localhost.org", "127.0.0.1.org", "[fe80::1]", "gpu-box", "", "[")),
     ],
 )
 def test_which_addresses_are_on_this_machine(host, local):
