@@ -69,8 +69,8 @@ def settings_of(run: NamedRun) -> Manifest:
 def recipe_of(run: NamedRun, root: Path, further: Changes | None = None) -> PinnedRecipe:
     """Return the recipe of a run with its changes, the `further` ones and its seed.
 
-    It is that of its name in `root`, or the one in the folder that the manifest names: the first one with the hash that
-    the run has; if none has it, the first, and the stages say what differs.
+    It is the one in the folder that the manifest names, or without that folder the one of its name in `root`. If it was
+    changed since, the stages say what differs.
 
     Raises OptionError for a change that contradicts the run and without the recipe, and what `settings_of` raises.
     """
@@ -80,12 +80,10 @@ def recipe_of(run: NamedRun, root: Path, further: Changes | None = None) -> Pinn
             was = f"{run} has {key}={as_yaml(made.overrides[key])}"
             raise OptionError(f"--set {key}={as_yaml(further[key])}: {was}; leave it out")
     name = Path(made.recipe, made.version)
-    named = [root / name, *([Path(made.recipe_folder)] if made.recipe_folder else [])]
-    folders = [folder for folder in named if (folder / "recipe.yaml").is_file()]
-    if not folders:
-        raise OptionError(f"{run}: its recipe {name} is not in {root}; RLHF_RECIPES names another folder")
-    folder = next((folder for folder in folders if load(folder).sha256 == made.recipe_sha256), folders[0])
-    return load(folder, made.overrides | further, made.seed)
+    for folder in (Path(made.recipe_folder or root / name), root / name):
+        if (folder / "recipe.yaml").is_file():
+            return load(folder, made.overrides | further, made.seed)
+    raise OptionError(f"{run}: its recipe {name} is not in {root}; RLHF_RECIPES names another folder")
 
 
 def _stages_in(directory: Path) -> list[StageName]:
