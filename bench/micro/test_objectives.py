@@ -12,7 +12,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from rlhf.objectives import gae, groups, importance, kl, logprobs, losses, masked, rewards
+from rlhf.objectives import groups, importance, kl, logprobs, losses, masked, rewards
 from rlhf.objectives.choices import KlEstimator
 
 ROWS, LENGTH, GROUP = 64, 128, 8  # a batch of responses; of one prompt
@@ -28,15 +28,14 @@ HIDDEN, OUTPUT = torch.randn(512, 128, generator=SEEDED), torch.randn(8000, 128,
 IDS = torch.randint(0, 8000, (512,), generator=SEEDED)
 
 CALLS: dict[str, Callable[[], object]] = {
-    "gae.gae": lambda: gae.gae(A, B, MASK, 1.0, 0.95),
     **{f"groups.ADVANTAGES[{kind}]": partial(compare, BY_PROMPT, ALL) for kind, compare in groups.ADVANTAGES.items()},
     **{f"groups.policy_loss[{kind}]": partial(groups.policy_loss, kind, TERMS) for kind in groups.POLICY_LOSSES},
     "groups.group_sd": lambda: groups.group_sd(BY_PROMPT, ALL),
     "groups.has_signal": lambda: groups.has_signal(BY_PROMPT, ALL),
-    "groups.log_ratios": lambda: groups.log_ratios(LOGP, B, MASK),
-    "groups.pool_log_ratios": lambda: groups.pool_log_ratios(LOGP, MASK, "sequence"),
     "groups.standardize": lambda: groups.standardize(BY_PROMPT, ALL),
     "groups.token_weights": lambda: groups.token_weights(MASK, "grpo", ROWS, MASK.sum(), LENGTH),
+    "importance.log_ratios": lambda: importance.log_ratios(LOGP, B, MASK),
+    "importance.pool_log_ratios": lambda: importance.pool_log_ratios(LOGP, MASK, "sequence"),
     "importance.importance_weights": lambda: importance.importance_weights(A, B, MASK, "token_truncate", 2.0),
     **{f"kl.estimate_kl[{kind}]": partial(kl.estimate_kl, A, B, kind) for kind in get_args(KlEstimator)},
     "logprobs.linear_token_logprobs": lambda: logprobs.linear_token_logprobs(HIDDEN, OUTPUT, IDS, 1.0, 256),
@@ -48,6 +47,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "masked.masked_var": lambda: masked.masked_var(A, MASK),
     "masked.whiten": lambda: masked.whiten(A, MASK),
     "masked.zero_pads": lambda: masked.zero_pads(A, MASK),
+    "rewards.gae": lambda: rewards.gae(A, B, MASK, 1.0, 0.95),
     "rewards.shape_rewards": lambda: rewards.shape_rewards(A, P, MASK, 0.1),
     "rewards.shape_scores": lambda: rewards.shape_scores(P, mean=0.1, sd=2.0),
 }

@@ -2,11 +2,11 @@
 
 RLOO (arXiv 2402.14740), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476), GSPO (2507.18071), CISPO
 (2506.13585), GMPO (2507.20673) and REINFORCE++ with a group baseline (2501.03262) differ in few choices: how rewards
-become advantages (`ADVANTAGES`), what the importance ratio is of (`pool_log_ratios`), how tokens are weighted
-(`token_weights`), and whether the ratio is clipped or a constant (`POLICY_LOSSES`).
+become advantages (`ADVANTAGES`), what the importance ratio is of (`importance.pool_log_ratios`), how tokens are
+weighted (`token_weights`), and whether the ratio is clipped or a constant (`POLICY_LOSSES`).
 
-A loss here is a weighted sum over tokens, and the weights hold the denominator. Its statistics are plain sums. So the
-losses and statistics of a minibatch's parts add up to those of the whole. PPO's losses (losses.py) are means.
+A loss here is a weighted sum over tokens, and the weights hold the denominator. So the losses of a minibatch's parts
+add up to that of the whole. PPO's losses (losses.py) are means.
 
 Shapes: P prompts, k responses to each (2 or more), B = P * k rows that stand together by prompt, R response slots.
 """
@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.objectives.choices import Advantage, Level, LossType
+from rlhf.objectives.choices import Advantage, LossType
+from rlhf.objectives.importance import pool_log_ratios
 from rlhf.objectives.losses import clipped_surrogate
 from rlhf.objectives.masked import at_least_float32, check_mask, masked_mean, zero_pads
 
@@ -105,36 +106,7 @@ def _zero_without_signal(advantages: Tensor, rewards: Tensor, judged: Tensor) ->
     return zero_pads(advantages, judged & has_signal(rewards, judged).unsqueeze(1))
 
 
-# -- ratios and weights ------------------------------------------------------------------------------------------------
-
-
-def log_ratios(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
-    """Return the logarithm of each token's importance ratio, logp - old_logp.
-
-    Shapes: logp, old_logp, mask (B, R); mask bool, True on real tokens. Returns (B, R), 0 where mask is False. Raises
-    ValueError when shapes differ.
-    """
-    check_mask(mask, logp=logp, old_logp=old_logp)
-    return zero_pads(logp, mask) - zero_pads(old_logp, mask)
-
-
-def pool_log_ratios(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
-    """Return the logarithm of the importance ratio that each token's loss is multiplied with.
-
-    With d = `log_ratio`, the tokens' own:
-        token         d_t                    of each token (PPO, GRPO)
-        sequence      mean_t d_t             of the response, to the power 1/length (GSPO, arXiv 2507.18071, eq. 7)
-        sequence_sum  sum_t d_t              of the response (RLOO)
-
-    Shapes: log_ratio, mask (B, R). Returns (B, R), 0 where mask is False; at the levels of a sequence all real tokens
-    of a row hold the same number. Raises ValueError when shapes differ.
-    """
-    check_mask(mask, log_ratio=log_ratio)
-    d = zero_pads(log_ratio, mask)
-    if level == "token":
-        return d
-    of_response = masked_mean(d, mask, dim=1).unsqueeze(1) if level == "sequence" else d.sum(1, keepdim=True)
-    return zero_pads(of_response.expand_as(d), mask)
+# -- weights of tokens -------------------------------------------------------------------------------------------------
 
 
 def token_weights(mask: Tensor, loss_type: LossType, responses: int, tokens: Tensor, max_length: int) -> Tensor:
@@ -176,15 +148,11 @@ class LossTerms(NamedTuple):
     high: float  # and above
 
 
-class ClipSums(NamedTuple):
-    """Detached 0-dim sums over real tokens."""
+def policy_loss(loss_type: LossType, terms: LossTerms) -> tuple[Tensor, Tensor]:
+    """Return the 0-dim loss of a loss type, and which tokens (B, R) are clipped: they give no gradient.
 
-    clipped: Tensor  # tokens whose clipped term is the smaller, so that they give no gradient; in CISPO those capped
-    ratio: Tensor
-
-
-def policy_loss(loss_type: LossType, terms: LossTerms) -> tuple[Tensor, ClipSums]:
-    """Return the 0-dim loss of a loss type, and sums over real tokens. Raises ValueError when shapes differ."""
+    In CISPO these are the tokens whose ratio is capped. Raises ValueError when shapes differ.
+    """
     mask = terms.mask
     check_mask(mask, logp=terms.logp, log_ratio=terms.log_ratio, weights=terms.weights)
     check_mask(mask[:, 0], advantages=terms.advantages)
@@ -192,7 +160,7 @@ def policy_loss(loss_type: LossType, terms: LossTerms) -> tuple[Tensor, ClipSums
     advantages = at_least_float32(terms.advantages)
     padless = terms._replace(logp=logp, log_ratio=log_ratio, weights=weights, advantages=advantages)
     loss, clipped = POLICY_LOSSES[loss_type](padless)
-    return loss, ClipSums((clipped & mask).sum(), zero_pads(log_ratio.detach().exp(), mask).sum())
+    return loss, clipped & mask
 
 
 # Each returns its loss, and which tokens (B, R) are clipped, of which padded ones do not count.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.objectives.importance import log_ratios
 from rlhf.objectives.masked import check_mask, masked_mean, zero_pads
 
 Stats = dict[str, Tensor]  # 0-dim tensors by the key under which they are logged
@@ -49,8 +50,8 @@ def ppo_policy_loss(
     Shapes: logp, old_logp, advantages, mask, weights (B, R); mask bool, True on real tokens. Returns a 0-dim loss, 0
     without real tokens. Raises ValueError when shapes differ.
     """
-    check_mask(mask, logp=logp, old_logp=old_logp, advantages=advantages)
-    log_ratio = zero_pads(logp, mask) - zero_pads(old_logp, mask)
+    check_mask(mask, advantages=advantages)
+    log_ratio = log_ratios(logp, old_logp, mask)
     objective, is_clipped = clipped_surrogate(log_ratio, zero_pads(advantages, mask), clip, clip)
     clipping = Clipping(
         clipfrac=masked_mean(is_clipped, mask),

@@ -27,12 +27,11 @@ from rlhf.objectives.groups import (
     LossTerms,
     group_sd,
     has_signal,
-    log_ratios,
     policy_loss,
-    pool_log_ratios,
     standardize,
     token_weights,
 )
+from rlhf.objectives.importance import log_ratios, pool_log_ratios
 from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats
 from rlhf.objectives.masked import masked_mean, zero_pads
@@ -193,16 +192,16 @@ class Learner(TrainState[Batch]):
         terms = LossTerms(
             logp, log_ratio, micro.advantages, policy_weights, mask, options.epsilon, options.upper_epsilon
         )
-        loss, sums = policy_loss(options.loss_type, terms)
+        loss, is_clipped = policy_loss(options.loss_type, terms)
         per_token = 1 / tokens.clamp(min=1)  # sums over tokens times this add up to means over the minibatch
         entropy_part = zero_pads(entropy, mask).sum() * per_token
         half_squares = (token_log_ratio.detach() ** 2).sum() / 2
         stats = {
             "loss/policy_avg": loss,
             "policy/entropy_avg": entropy_part,
-            "policy/clipfrac_avg": sums.clipped * per_token,
+            "policy/clipfrac_avg": is_clipped.sum() * per_token,
             "policy/approxkl_avg": half_squares * per_token,
-            "val/ratio": sums.ratio * per_token,
+            "val/ratio": zero_pads(log_ratio.detach().exp(), mask).sum() * per_token,
         }
         if options.kl_penalty == "loss" and micro.ref_logp is not None:
             kl = zero_pads(estimate_kl(logp, micro.ref_logp, options.kl_estimator), mask)

@@ -29,11 +29,10 @@ from torch import Tensor, nn
 
 from rlhf.data.batch import Rollout, TrainingBatch, on_device
 from rlhf.models.shared_base import SharedBase
-from rlhf.objectives.gae import gae
 from rlhf.objectives.kl import estimate_kl
 from rlhf.objectives.losses import Stats, ppo_policy_loss, ppo_value_loss
 from rlhf.objectives.masked import explained_variance, masked_mean, whiten, zero_pads
-from rlhf.objectives.rewards import shape_rewards
+from rlhf.objectives.rewards import gae, shape_rewards
 from rlhf.recipe.schema_online import Ppo
 from rlhf.run.layout import ADAPTER
 from rlhf.stages.online import role_passes

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.objectives.gae import gae
+from rlhf.objectives.rewards import gae
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True)
 GARBAGE = [1e9, math.inf, -math.inf, math.nan]
