@@ -42,7 +42,7 @@ def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer,
         run,
         tokenizer,
         telemetry,
-        partial(_Trainer, args=settings, sft_weight=options.sft_weight),
+        partial(_Trainer, args=settings),
         [_row(pair) for pair in pairs.training],
         [_row(pair) for pair in pairs.validation],
         pairs.lengths(),
@@ -90,18 +90,16 @@ class _Trainer(RunTrainer, DPOTrainer):
         "mean_token_accuracy": "chosen",
     }
 
-    def __init__(self, sft_weight: float, **options: Any):
-        super().__init__(**options)
-        self.sft_weight = sft_weight
-
     def counts(self, inputs: Mapping[str, Tensor]) -> dict[str, float]:
         chosen, rejected = inputs["completion_mask"][:, 1:].chunk(2)
         tokens = {"chosen": chosen.sum().item(), "rejected": rejected.sum().item()}
         return {ROWS: len(chosen), "tokens": sum(tokens.values()), **tokens}
 
     def weigh(self, inputs: Mapping[str, Tensor]) -> None:
-        if self.sft_weight:  # TRL's term is a mean over the micro-batch's tokens, and its loss is weighed by rows
-            self.loss_weights[1] = self.sft_weight * self.share(inputs, "chosen") / self.share(inputs, ROWS)
+        args: Any = self.args
+        first, *sft = args.loss_weights
+        if sft:  # TRL's term is a mean over the micro-batch's tokens, and its loss is weighed by rows
+            self.loss_weights = [first, sft[0] * self.share(inputs, "chosen") / self.share(inputs, ROWS)]
 
 
 def _row(pair: EncodedPair) -> dict[str, list[int]]:

@@ -23,11 +23,7 @@ from rlhf.observe.telemetry import Telemetry
 from rlhf.recipe.schema import Evaluate
 from rlhf.recipe.stages import EVALUATE, PolicyLabel, PolicyStart
 from rlhf.run.directory import StageRun
-from rlhf.run.evidence import OF_FUNCTION
 from rlhf.stages.online.reward_sum import RewardSum
-
-# With the start's name; they are logged under that already.
-REPEATED = ("response_length_", "score_", "true_reward_", "second_score_")
 
 
 def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer, corpus: Corpus) -> dict[str, float]:
@@ -100,10 +96,7 @@ def policy_metrics(samples: Mapping[PolicyLabel, PolicySamples], start: PolicySt
             values |= gains_over_base(base, policy)
         if name not in ("base", start):
             values["kl_per_response"] = policy.kl * policy.lengths.double().mean().item()
-        metrics |= {f"{name}/{key}": value for key, value in values.items() if not _repeated(key, start)}
+        for key, value in values.items():
+            if "_vs_" in key or not key.endswith(f"_{start}"):  # the start's own stand under its name
+                metrics[f"{name}/{key}"] = value
     return metrics
-
-
-def _repeated(key: str, start: PolicyStart) -> bool:
-    """Return whether a metric of a policy is logged under the name of its start already."""
-    return key.removesuffix(start) in REPEATED or (key.startswith(OF_FUNCTION) and key.endswith(f"_{start}"))

@@ -234,9 +234,7 @@ def batch_metrics(batch: Batch, scores: Scores, learner: Learner) -> dict[str, f
         "groups/no_signal": (~has_signal(groups, judged_groups)).float().mean(),
         "groups/no_verdict": (~judged).float().mean(),
         "policy/entropy_estimate": -masked_mean(batch.old_logp, mask),
-        "response/length": rollout.response_length.float().mean(),
-        "response/eos_rate": rollout.ended.float().mean(),
-        **role_passes.sampling_mismatch(rollout, batch.old_logp, batch.sampling_weights),
+        **role_passes.rollout_metrics(rollout, batch.old_logp, batch.sampling_weights),
     }
     if batch.kl is not None:
         metrics |= {

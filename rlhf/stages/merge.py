@@ -31,7 +31,7 @@ def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer,
     recipe = run.loaded.recipe
     stage = recipe.options(Merge).stage
     is_reward = stage in REWARD_MODELS
-    outputs, distance = (_scores, _rms) if is_reward else (_logprobs, _kl)
+    distance = _rms if is_reward else _kl
     prompts, _ = tokenizer.encode_prompts(corpus.prompts("merge").test[:ROWS], recipe.evaluate.max_prompt_length)
     texts = [torch.tensor([prompt[-TOKENS:]], device=telemetry.device) for prompt in prompts]
 
@@ -41,13 +41,13 @@ def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer,
         if is_reward:
             base.config.pad_token_id = tokenizer.pad_id  # the classifier reads the last token that is none
         base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())  # merging changes none of the sizes
-        of_base = outputs(base, texts)
+        of_base = _logits(base, texts)
         model = attach_adapter(base, run.folder(stage) / ADAPTER)
-        expected = outputs(model, texts)
+        expected = _logits(model, texts)
         merged = model.merge_and_unload()
         if is_reward:
             merged = merged.to(dtype_of(base))  # as transformers loads it: the trained head is float32
-        effect, change = distance(expected, of_base), distance(expected, outputs(merged, texts))
+        effect, change = distance(expected, of_base), distance(expected, _logits(merged, texts))
         if not change <= (0.1 * effect).clamp(min=ROUNDING[recipe.model.dtype]):  # NaN fails too
             raise UserError(
                 f"merging lost the adapter of {stage}: the merged model is {change:.2g} away from base and adapter, "
@@ -97,17 +97,10 @@ def _end_answers(tokenizer: DialogueTokenizer) -> bool:
 
 
 @torch.no_grad()
-def _logprobs(model: Model, texts: Sequence[Tensor]) -> Tensor:
-    """Return log-probabilities (tokens, V), float32, of the token after each token."""
+def _logits(model: Model, texts: Sequence[Tensor]) -> Tensor:
+    """Return logits, float32: (tokens, V) of the token after each token, or a reward model's scores (texts,)."""
     with mixed_precision(model):
-        return torch.cat([model(input_ids=ids).logits[0].float().log_softmax(-1) for ids in texts])
-
-
-@torch.no_grad()
-def _scores(model: Model, texts: Sequence[Tensor]) -> Tensor:
-    """Return a reward model's scores (texts,), float32."""
-    with mixed_precision(model):
-        return torch.cat([model(input_ids=ids).logits[:, 0].float() for ids in texts])
+        return torch.cat([model(input_ids=ids).logits[0].float() for ids in texts])
 
 
 def _rms(a: Tensor, b: Tensor) -> Tensor:
@@ -115,6 +108,7 @@ def _rms(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).square().mean().sqrt()
 
 
-def _kl(p: Tensor, q: Tensor) -> Tensor:
-    """Return KL(p || q) in nats per token, from log-probabilities (tokens, V)."""
-    return (p.exp() * (p - q)).sum(-1).mean()
+def _kl(a: Tensor, b: Tensor) -> Tensor:
+    """Return KL(p || q) in nats per token, of the distributions p and q that logits a and b (tokens, V) give."""
+    log_p, log_q = a.log_softmax(-1), b.log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1).mean()

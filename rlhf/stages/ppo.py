@@ -262,9 +262,7 @@ def batch_metrics(batch: Batch, learner: Learner) -> dict[str, float]:
         **mean_judged({"objective/rlhf_reward": batch.rewards.sum(1)}, batch.judged),
         "policy/entropy_estimate": -masked_mean(batch.old_logp, rollout.mask),
         **({} if explained.isnan() else {"val/explained_variance": explained}),
-        "response/length": rollout.response_length.float().mean(),
-        "response/eos_rate": rollout.ended.float().mean(),
-        **role_passes.sampling_mismatch(rollout, batch.old_logp, batch.sampling_weights),
+        **role_passes.rollout_metrics(rollout, batch.old_logp, batch.sampling_weights),
     }
     return {name: value.item() for name, value in metrics.items()} | {"objective/kl_coef": learner.kl_coef}
 

@@ -52,7 +52,6 @@ def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer,
     margin = {"margin": options.margin} if options.margin and not ranking else {}
     validation = [_row(pair) | margin for pair in pairs.validation]
     trainer = _Trainer(
-        ranking_margin=options.margin if ranking else None,
         model=model,
         args=arguments(
             RewardConfig,
@@ -65,6 +64,7 @@ def run_stage(run: StageRun, telemetry: Telemetry, tokenizer: DialogueTokenizer,
         eval_dataset=Dataset.from_list(validation) if validation else None,
         processing_class=tokenizer.hf,
     )
+    trainer.ranking_margin = options.margin if ranking else None
     best_step = train(trainer, run, telemetry, pairs.lengths())
 
     with telemetry.phase("evaluate"), working(f"{run.stage}: scoring held-out pairs"):
@@ -123,10 +123,6 @@ class _Ranking(RewardTrainer):
 
 class _Trainer(RunTrainer, _Ranking):
     """TRL's trainer with the changes of a run."""
-
-    def __init__(self, ranking_margin: float | None, **options: Any):
-        super().__init__(**options)
-        self.ranking_margin = ranking_margin
 
     def counts(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, float]:
         return {ROWS: len(inputs["input_ids"]) // 2}

@@ -1,7 +1,6 @@
 """Runs one stage: locks its directory, checks what it builds on, predicts its memory, and explains how it ended."""
 
 import importlib
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,13 +15,12 @@ from rlhf.process import distributed, endings, environment, exhaustion, launchin
 from rlhf.process.libraries import import_bitsandbytes, quiet_libraries, without_collections
 from rlhf.process.task import Task
 from rlhf.recipe import PinnedRecipe, StageName, parents
-from rlhf.recipe.schema import Dialogues, Evaluate
-from rlhf.recipe.schema_online import MODEL_REWARD, OnlineBase, OnlineOptions
+from rlhf.recipe.schema import Evaluate
+from rlhf.recipe.schema_online import MODEL_REWARD, OnlineOptions
 from rlhf.recipe.stages import EVALUATE, ONLINE, PRETRAIN, REWARD_MODELS, STAGE_TABLE
 from rlhf.run import card
 from rlhf.run.checkpoints import checkpoint_step
 from rlhf.run.directory import StageRun
-from rlhf.run.evidence import CHOSEN_AMONG
 from rlhf.run.finished import verified
 from rlhf.run.layout import SUMMARY
 from rlhf.run.records import Costs, Summary
@@ -68,7 +66,6 @@ def execute(
                 tracking.check(task.report_to)
                 with quiet_libraries():
                     (metrics, costs), forecast = _train(run, task, preflight)
-                metrics |= _chosen_among(run)
                 summary = run.finish(metrics, costs, forecast.peak_bytes, forecast.hours)
         if run.is_main:
             card.write(run.run_directory)
@@ -176,20 +173,6 @@ def import_stage(stage: StageName) -> StageFn:
         return metrics, telemetry.costs()
 
     return measured
-
-
-def _chosen_among(run: StageRun) -> dict[str, float]:
-    """Return the metric that says that the rows of the figures chose the result, where they did, among how many.
-
-    Without `data.validation_fraction` the held-out rows that `adapter: best` compares checkpoints on are those of the
-    figures: the largest of several noisy numbers is too large.
-    """
-    recipe = run.loaded.recipe
-    options = recipe.section(run.stage)
-    if not isinstance(options, Dialogues | OnlineBase) or options.adapter != "best":
-        return {}
-    among = math.ceil(run.total_steps / options.save_steps)
-    return {CHOSEN_AMONG: among} if among > 1 and recipe.data.validation_fraction is None else {}
 
 
 # -- how it ended ------------------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from rlhf.evaluation import policies
 from rlhf.evaluation.policies import measure
 from rlhf.rollout.engine import sample
 from rlhf.run.directory import StageRun
+from rlhf.stages.best import best_step
 from rlhf.stages.corpus import load_corpus
 from rlhf.stages.online import session
-from rlhf.stages.online.session import best_step
+from rlhf.stages.online.session import score_within
 from rlhf.stages.supervised import pairs as training_pairs
 from rlhf.stages.supervised import policy
 from rlhf.stages.supervised import training as trainer
@@ -93,8 +94,7 @@ def test_the_best_checkpoint_has_the_lowest_loss(done):
 def test_the_result_is_the_best_checkpoint_where_the_recipe_says_so(done, trained, tmp_path, monkeypatch):
     stage, plain, _ = done
     out = beside(trained, tmp_path, *PARENTS[stage])
-    choose = trainer.choose_checkpoint
-    monkeypatch.setattr(trainer, "choose_checkpoint", lambda run: choose(run) and 4)  # the last may well be the best
+    monkeypatch.setattr(trainer, "best_step", lambda *given: best_step(*given) and 4)  # the last may well be the best
     summary = run_stages(evaluated(stage, **{f"{stage}__adapter": "best"}), out, stage)
     assert summary["metrics"]["chosen_among_checkpoints"] == 2, "by the rows of its figures"
     folder = out / ROOT / stage
@@ -187,8 +187,10 @@ def test_ppo_chooses_by_validation_prompts_and_reports_test_prompts(split_chain,
         (None, {}, None),
     ],
 )
-def test_the_best_checkpoint_has_the_highest_score_within_the_kl_limit(limit, rows, best):
-    evaluations: dict[int, dict[str, float | None]] = {
-        step: {"eval/score": score, "eval/kl_per_token": kl} for step, (score, kl) in rows.items()
-    }
-    assert best_step(evaluations, limit) == best
+def test_the_best_checkpoint_has_the_highest_score_within_the_kl_limit(limit, rows, best, tmp_path):
+    run = StageRun(tmp_path, small(), "ppo")
+    for step, (score, kl) in rows.items():
+        run.checkpoints.of(step).mkdir(parents=True)
+        numbers = {"eval/score": score, "eval/kl_per_token": kl}
+        run.logs.metrics(step, {name: math.nan if number is None else number for name, number in numbers.items()})
+    assert best_step(run, lambda logged: score_within(logged, limit)) == best

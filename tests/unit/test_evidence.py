@@ -8,7 +8,7 @@ import pytest
 from rlhf.run import evidence
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import Gain
-from rlhf.stages import runner
+from rlhf.stages.best import choice
 from tests.helpers import not_none, small
 from tests.records import summary_of
 
@@ -76,7 +76,7 @@ def test_a_result_that_the_rows_of_its_figures_chose_is_marked(stage, changes, a
     settings = {"eval_steps": 2, "save_steps": 2, "logging_steps": 1, **changes}
     loaded = small(**{key if "__" in key else f"{stage}__{key}": value for key, value in settings.items()})
     run = cast(StageRun, SimpleNamespace(loaded=loaded, stage=stage, total_steps=5))
-    assert runner._chosen_among(run).get("chosen_among_checkpoints") == among
+    assert choice(run, 2).get("chosen_among_checkpoints") == among
 
 
 def test_a_gain_of_an_evaluation_has_its_start_by_the_policies_that_were_measured():

@@ -72,18 +72,19 @@ def sampling_weights(rollout: Rollout, logp: Tensor, options: OnlineOptions) -> 
     return importance_weights(logp, rollout.logprobs, rollout.mask, options.correction, cap)
 
 
-def sampling_mismatch(rollout: Rollout, logp: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
-    """Return how far the log-probabilities of sampling are from `logp` (B, R), those that training uses.
+def rollout_metrics(rollout: Rollout, logp: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the responses' lengths, and how far sampling's log-probabilities are from training's, `logp` (B, R).
 
-    The dict is empty if the rollout has no log-probabilities. `weights` are those of `sampling_weights`.
+    The latter only if the rollout has log-probabilities. `weights` are those of `sampling_weights`.
     """
-    if rollout.logprobs is None:
-        return {}
-    mismatch = (zero_pads(rollout.logprobs, rollout.mask) - logp).abs()
     metrics = {
-        "rollout/logprob_diff_avg": masked_mean(mismatch, rollout.mask),
-        "rollout/logprob_diff_max": mismatch.max(),
+        "response/length": rollout.response_length.float().mean(),
+        "response/eos_rate": rollout.ended.float().mean(),
     }
+    if rollout.logprobs is not None:
+        mismatch = (zero_pads(rollout.logprobs, rollout.mask) - logp).abs()
+        metrics["rollout/logprob_diff_avg"] = masked_mean(mismatch, rollout.mask)
+        metrics["rollout/logprob_diff_max"] = mismatch.max()
     if weights is not None:
         metrics["rollout/weight_avg"] = masked_mean(weights, rollout.mask)
     return metrics

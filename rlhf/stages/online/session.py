@@ -1,7 +1,7 @@
 """One run of a stage that learns from its own samples: data, models, sampling, evaluation and log files."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,10 +32,8 @@ from rlhf.rollout.engine import sample
 from rlhf.rollout.vllm_command import start_command
 from rlhf.run.checkpoints import require_usable
 from rlhf.run.directory import StageRun
-from rlhf.run.evidence import OF_FUNCTION
-from rlhf.run.layout import ADAPTER, METRICS
-from rlhf.run.reader import read_lines
-from rlhf.run.records import MetricsLine
+from rlhf.run.layout import ADAPTER
+from rlhf.stages.best import Logged, best_step, choice
 from rlhf.stages.online.reward_sum import RewardSum
 from rlhf.stages.online.scores import ByName, FunctionRewards, ScoreNorm, measure_score_norm
 from rlhf.stages.online.train_state import TrainState, read_state
@@ -207,9 +205,7 @@ class Session:
     def _update_checkpoints(self) -> int | None:
         """Delete what `keep_checkpoints` does not keep. Return the step of the best checkpoint, None without."""
         run, options = self.run, self.options
-        logged = {row.step: row.values for row in read_lines(run.path / METRICS, MetricsLine)}
-        evaluations = {step: logged[step] for step in run.checkpoints.steps() if step in logged}
-        best = best_step(evaluations, options.best_kl_limit)
+        best = best_step(run, lambda logged: score_within(logged, options.best_kl_limit))
         if options.keep_checkpoints != "all":
             run.checkpoints.keep_newest(keep=options.keep_checkpoints, spare=best)
         return best
@@ -231,7 +227,7 @@ class Session:
             before, after = self.evaluate("reference", self.test), self.evaluate("policy", self.test)
         elif after is None:  # also the case when a resumed run had already taken its last step
             after = self.evaluate("policy", self.test)
-        return gains_over_start(before, after, start) | {"best_step": math.nan if best is None else best}
+        return gains_over_start(before, after, start) | choice(run, best)
 
     def _choose_policy(self, state: TrainState[Any]) -> int | None:
         """Return the step of the best checkpoint, None without one. With `adapter: best` load the policy from it."""
@@ -263,26 +259,17 @@ def sampling_settings(options: OnlineOptions) -> Sampling:
 def require_verdicts(stage: str, start: PolicySamples) -> None:
     """Raise UserError where none of the start's answers has a score: nothing could be learned or compared."""
     if "score" in start.judged and start.judged["score"].isnan().all():
-        verdicts = {name.removeprefix(OF_FUNCTION): int((~x.isnan()).sum()) for name, x in start.functions().items()}
-        judged = ", ".join(f"{name} {number}" for name, number in verdicts.items())
         raise UserError(
-            f"{stage}: none of {len(start.texts)} held-out answers has a verdict of every reward (verdicts: {judged}); "
-            "where a reward does not apply, return a number such as 0"
+            f"{stage}.reward_funcs: none of {len(start.texts)} held-out answers has a verdict of every reward; where "
+            "one does not apply, return a number such as 0"
         )
 
 
-def best_step(evaluations: Mapping[int, Mapping[str, float | None]], kl_limit: float | None) -> int | None:
-    """Return the step with the highest held-out score, the first of equals, among those within the KL limit.
-
-    `evaluations`: logged metrics by step; None for a number that is not finite. `kl_limit` is in nats per token.
-    Returns None if no step has a finite score within it.
-    """
-    scores: dict[int, float] = {}
-    for step, row in evaluations.items():
-        score, kl = row.get("eval/score"), row.get("eval/kl_per_token")
-        if score is not None and (kl_limit is None or (kl is not None and kl <= kl_limit)):
-            scores[step] = score
-    return max(scores, key=lambda step: (scores[step], -step), default=None)
+def score_within(logged: Logged, kl_limit: float | None) -> float | None:
+    """Return the held-out score that was logged, None where the KL is not within the limit, in nats per token."""
+    kl = logged.get("eval/kl_per_token")
+    within = kl_limit is None or (kl is not None and kl <= kl_limit)
+    return logged.get("eval/score") if within else None
 
 
 def prompt_order(total: int, step: int, per_step: int, seed: int) -> list[int]:

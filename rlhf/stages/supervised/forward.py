@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -18,21 +18,7 @@ from rlhf.models.forwards import replaced_forwards
 from rlhf.models.lean.trunk import LeanTrunk
 from rlhf.models.output_layer import response_statistics
 
-T = TypeVar("T")
 IGNORED = -100  # a label that takes no part in the loss
-
-
-def padded_on_the_right(collate: Callable[[T], dict[str, Tensor]]) -> Callable[[T], dict[str, Tensor]]:
-    """Return a collator that raises ValueError for a batch with padding before a token. It checks on the CPU."""
-
-    def checked(rows: T) -> dict[str, Tensor]:
-        batch = collate(rows)
-        mask = batch["attention_mask"]
-        if (mask[:, 1:] > mask[:, :-1]).any():
-            raise ValueError("a training batch has padding before a token, which cannot be hidden from the decoder")
-        return batch
-
-    return checked
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from rlhf.models.precision import Model
 from rlhf.models.random_state import kept_random_state
 from rlhf.process import distributed
-from rlhf.stages.supervised.forward import LeanSteps, padded_on_the_right, without_mask
+from rlhf.stages.supervised.forward import LeanSteps, without_mask
 from rlhf.stages.supervised.row_order import LengthBuckets, ShardedBatches
 
 ROWS = "rows"
@@ -39,9 +39,14 @@ class RunTrainer(Trainer):
 
     OVER: ClassVar[Mapping[str, str]] = {}  # what a metric is a mean over, as `counts` names it; rows for others
     around_evaluation: Callable[[], AbstractContextManager[None]] = nullcontext
+    # Whether the decoder gets no attention mask in a loss, so that padding never costs flash attention. TRL's collators
+    # pad on the right and pass a mask all the same, and a single padded row would make attention use a slower kernel
+    # with a full mask. Under causal attention a real token never sees the padding behind it, and padded positions enter
+    # no loss. Token counts and the reward model's pooling are unchanged, and so is sampling, whose prompts are padded
+    # on the left.
+    hides_padding = False
+    lean_steps: LeanSteps | None = None  # compute training steps, with hidden padding; an evaluation has the library's
     _order: LengthBuckets | None = None
-    _hides_padding = False
-    _lean: LeanSteps | None = None
     _metrics: Any = MappingProxyType({"train": {}, "eval": {}})  # lists of values by name, of TRL, by mode
     _batches: Sequence[dict[str, float]] = ()  # counts of each micro-batch of the step, on all ranks
     _number = 0  # of those that are computed
@@ -108,29 +113,10 @@ class RunTrainer(Trainer):
 
     # -- the forward pass ----------------------------------------------------------------------------------------------
 
-    def hide_right_padding(self) -> None:
-        """Keep the attention mask of training batches from the decoder, so that padding never costs flash attention.
-
-        Under causal attention a real token never sees the padding behind it, and padded positions enter no loss. TRL's
-        collators pass a mask all the same, and a single padded row would make attention use a slower kernel with a full
-        mask. Only the decoder runs without it: token counts and the reward model's pooling are unchanged. So are
-        forward passes outside of the trainer's loss, such as sampling, whose prompts are padded on the left.
-        """
-        self.data_collator = padded_on_the_right(self.data_collator)
-        self._hides_padding = True
-
-    def use_trunk(self, pairs: bool = False, joins: bool = False) -> None:
-        """Compute training steps with the lean trunk; evaluation keeps the library's layers.
-
-        The model has adapters, and `hide_right_padding` checks its batches. `pairs`: row n of the first half of a batch
-        has the prompt of row n of the second half, which is computed once for both. `joins` as in `LeanTrunk`.
-        """
-        self._lean = LeanSteps(self.trained_model, pairs, joins)
-
     def training_step(
         self, model: nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        with nullcontext() if self._lean is None else self._lean.step():
+        with nullcontext() if self.lean_steps is None else self.lean_steps.step():
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         return loss
 
@@ -166,7 +152,7 @@ class RunTrainer(Trainer):
         training = self.trained_model.training
         metrics = self._metrics["train" if training else "eval"]
         before = {name: len(values) for name, values in metrics.items()}
-        with without_mask(self.trained_model.get_decoder()) if self._hides_padding else nullcontext():
+        with without_mask(self.trained_model.get_decoder()) if self.hides_padding else nullcontext():
             result: Any = super().compute_loss(model, inputs, *args, num_items_in_batch=num_items_in_batch, **kwargs)  # type: ignore[misc]
         counts, self._number = self._batches[self._number], self._number + 1
         for name, values in metrics.items():

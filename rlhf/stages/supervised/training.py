@@ -1,7 +1,6 @@
 """Training of pretrain, SFT, reward model, DPO and KTO by transformers' Trainer: arguments, logs, checkpoints."""
 
 import gc
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -16,11 +15,12 @@ from rlhf.models.adapters import adapter_weights, save_adapter, set_adapter_stat
 from rlhf.observe.telemetry import Telemetry
 from rlhf.process import distributed
 from rlhf.recipe.schema import Dialogues, Optimization
-from rlhf.run import reader, records
 from rlhf.run.checkpoints import require_usable
 from rlhf.run.directory import StageRun
 from rlhf.run.evidence import OF_EVALUATIONS
-from rlhf.run.layout import ADAPTER, METRICS
+from rlhf.run.layout import ADAPTER
+from rlhf.stages.best import Logged, best_step, choice
+from rlhf.stages.supervised.forward import LeanSteps
 from rlhf.stages.supervised.trainer import RunTrainer
 from rlhf.terminal.progress import Bar
 
@@ -83,8 +83,8 @@ def train(
 
     The trainer evaluates on its validation rows every `eval_steps` and before the last checkpoint. With `adapter: best`
     the model ends with the adapter of the checkpoint whose loss on them is the lowest.
-    `lengths`: tokens of each training row; `pairs` as in `RunTrainer.use_trunk`.
-    Returns the metric `best_step`, the step of that checkpoint, where checkpoints are compared.
+    `lengths`: tokens of each training row; `pairs` as in `LabelStatistics`.
+    Returns the metrics of `choice` where checkpoints are compared.
     """
     recipe, options = run.loaded.recipe, run.loaded.recipe.section(run.stage)
     assert isinstance(options, Optimization)
@@ -93,10 +93,10 @@ def train(
     if options.group_by_length:
         trainer.group_by_length(lengths, run.seed)
     lean = recipe.hardware.trunk == "lean" and isinstance(model, PeftModel)  # pretrain has no adapters
-    if lean or recipe.hardware.device == "cuda":  # the library gains nothing on a CPU, and would round differently
-        trainer.hide_right_padding()
+    # without a mask the library gains nothing on a CPU, and would round differently
+    trainer.hides_padding = lean or recipe.hardware.device == "cuda"
     if lean:
-        trainer.use_trunk(pairs, recipe.hardware.joined_rows)
+        trainer.lean_steps = LeanSteps(model, pairs, recipe.hardware.joined_rows)
     with Bar(run.stage) as bar:  # its length is known when training begins
         trainer.add_callback(_RunCallback(run, bar, telemetry))
         trainer.around_evaluation = partial(telemetry.phase, "evaluate")
@@ -107,10 +107,12 @@ def train(
         telemetry.note_components(model, trainer.optimizer)
     metrics: dict[str, float] = {}
     if isinstance(options, Dialogues) and options.eval_steps:
-        best = distributed.from_main(lambda: choose_checkpoint(run))
-        metrics["best_step"] = math.nan if best is None else best
+        best = distributed.from_main(lambda: best_step(run, _gain))
+        metrics = choice(run, best)
         if options.adapter == "best" and best not in (None, trainer.state.global_step):
-            _take(run.checkpoints.of(best), trainer, run)
+            require_usable(run.checkpoints.of(best), run.stage)
+            unwrapped = trainer.accelerator.unwrap_model(trainer.model)
+            set_adapter_state(unwrapped, adapter_weights(run.checkpoints.of(best)))
     if isinstance(model, PeftModel):
         divided = distributed.world() > 1 and recipe.hardware.engine != "ddp"  # collected on rank 0
         weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if divided else None
@@ -168,22 +170,10 @@ class _RunCallback(TrainerCallback):
         self.telemetry.count(state.num_input_tokens_seen - self.tokens)
 
 
-def choose_checkpoint(run: StageRun) -> int | None:
-    """Return the step of the checkpoint with the lowest validation loss, the earliest of equal ones.
-
-    None where no checkpoint has a finite loss.
-    """
-    rows = reader.read_lines(run.path / METRICS, records.MetricsLine)
-    logged = {row.step: row.values["eval/loss"] for row in rows if "eval/loss" in row.values}
-    losses = {step: logged[step] for step in run.checkpoints.steps() if step in logged}
-    return min(((loss, step) for step, loss in losses.items() if loss is not None), default=(None, None))[1]
-
-
-def _take(folder: Path, trainer: RunTrainer, run: StageRun) -> None:
-    """Give the model the adapter of a checkpoint."""
-    require_usable(folder, run.stage)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    set_adapter_state(model, adapter_weights(folder))
+def _gain(logged: Logged) -> float | None:
+    """Return the negated loss on validation rows, None where it was not measured or is not finite."""
+    loss = logged.get("eval/loss")
+    return None if loss is None else -loss
 
 
 def free_memory() -> None:
