@@ -60,7 +60,7 @@ class Telemetry:
         self.cpu_seconds: dict[str, float] = defaultdict(float)
         self.tokens = self._tokens_at_last_call = 0
         self._last_call = {"total": time.monotonic(), "cpu/total": time.process_time()}
-        self._open: list[str] = []
+        self._open: dict[str, tuple[float, float]] = {}  # wall and CPU time at which each open phase began
         self._peaks: dict[str, int] = {"": 0}  # bytes, per phase on CUDA; "" is the whole stage
         self._peak_since_read = 0
         self._reserved = 0
@@ -73,9 +73,9 @@ class Telemetry:
         """Time a block. Both ends wait for work queued on a GPU, so that it counts in the phase that queued it."""
         self._wait()
         self._note_peak()
-        self._open.append(name)
-        path = "/".join(self._open)
-        wall, cpu, energy = time.monotonic(), time.process_time(), self._board.joules()
+        path = "/".join((*[*self._open][-1:], name))
+        energy = self._board.joules()
+        self._open[path] = wall, cpu = time.monotonic(), time.process_time()
         try:
             with torch.profiler.record_function(name):  # for profiles and for the prediction of memory
                 yield
@@ -85,16 +85,19 @@ class Telemetry:
             self.cpu_seconds[path] += time.process_time() - cpu
             self.joules[path] += self._board.joules() - energy
             self._note_peak()
-            self._open.pop()
+            del self._open[path]
 
     def since_last_call(self) -> dict[str, float]:
         """Return what the steps since the last call cost: a row of telemetry.jsonl.
 
-        It has the wall seconds of each phase, its CPU seconds as `cpu/<phase>`, and all time that has passed as
-        `total`; the tokens; and as `memory_bytes` what `memory` returns.
+        It has the wall seconds of each phase, open ones included, its CPU seconds as `cpu/<phase>`, and all time that
+        has passed as `total`; the tokens; and as `memory_bytes` what `memory` returns.
         """
-        cpu = {**self.cpu_seconds, "total": time.process_time()}
-        totals = {**self.seconds, "total": time.monotonic(), **{f"cpu/{name}": value for name, value in cpu.items()}}
+        seconds, cpu = {**self.seconds, "total": time.monotonic()}, {**self.cpu_seconds, "total": time.process_time()}
+        for name, (wall_begun, cpu_begun) in self._open.items():
+            seconds[name] = self.seconds[name] + seconds["total"] - wall_begun
+            cpu[name] = self.cpu_seconds[name] + cpu["total"] - cpu_begun
+        totals = seconds | {f"cpu/{name}": value for name, value in cpu.items()}
         spent = {name: round(total - self._last_call.get(name, 0.0), 4) for name, total in totals.items()}
         tokens = self.tokens - self._tokens_at_last_call
         self._last_call, self._tokens_at_last_call = totals, self.tokens
@@ -146,8 +149,7 @@ class Telemetry:
 
     def record_peak(self, allocated: int, reserved: int) -> None:
         """Credit a peak on CUDA, in bytes, to the open phases."""
-        for depth in range(len(self._open) + 1):
-            name = "/".join(self._open[:depth])
+        for name in ("", *self._open):
             self._peaks[name] = max(self._peaks.get(name, 0), allocated)
         self._peak_since_read = max(self._peak_since_read, allocated)
         self._reserved = max(self._reserved, reserved)

@@ -109,6 +109,17 @@ def test_evaluation_inside_training_is_no_training_time(monkeypatch):
     assert costs["tokens_per_second"] == 50.0
 
 
+def test_a_row_has_the_seconds_of_phases_that_are_open(monkeypatch):
+    clock = iter([0.0, 1.0, 3.0, 4.0, 6.0, 9.0])  # the first lap; training, two rows, its end, the third row
+    monkeypatch.setattr("rlhf.observe.telemetry.time.monotonic", lambda: next(clock))
+    telemetry = Telemetry(torch.device("cpu"))
+    with telemetry.phase("train"):
+        rows = [telemetry.since_last_call(), telemetry.since_last_call()]
+    rows.append(telemetry.since_last_call())
+    assert [row["train"] for row in rows] == [2.0, 1.0, 2.0]
+    assert [row["total"] for row in rows] == [3.0, 1.0, 5.0] and all("cpu/train" in row for row in rows)
+
+
 def test_a_row_has_the_tokens_of_all_steps_since_the_last_one():
     telemetry = Telemetry(torch.device("cpu"))
     for tokens in (5, 7):

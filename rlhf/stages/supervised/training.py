@@ -2,7 +2,6 @@
 
 import gc
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -127,13 +126,12 @@ class _RunCallback(TrainerCallback):
     def __init__(self, run: StageRun, bar: Bar, telemetry: Telemetry):
         self.run, self.bar, self.telemetry = run, bar, telemetry
         self.note = ""  # beside the bar
-        self.tokens, self.seconds = 0, self._seconds()  # at the last record
+        self.tokens = 0  # that are counted
 
-    def _seconds(self) -> dict[str, float]:
-        """Return the time so far in evaluations, and without them."""
-        evaluated = self.telemetry.seconds.get("train/evaluate", 0.0)
-        cpu = self.telemetry.cpu_seconds.get("train/evaluate", 0.0)
-        return {"evaluate": evaluated, "train": time.monotonic() - evaluated, "cpu/train": time.process_time() - cpu}
+    def _count(self, state: TrainerState) -> None:
+        """Count the tokens since the last call."""
+        self.telemetry.count(state.num_input_tokens_seen - self.tokens)
+        self.tokens = state.num_input_tokens_seen
 
     def on_train_begin(self, args: object, state: Any, control: object, **_: object) -> None:
         self.run.total_steps = state.max_steps
@@ -150,12 +148,8 @@ class _RunCallback(TrainerCallback):
             self.run.logs.metrics(state.global_step, evaluated)
             return
         self.run.logs.metrics(state.global_step, values)
-        seconds, tokens = self._seconds(), state.num_input_tokens_seen - self.tokens
-        self.telemetry.count(tokens)
-        spent = {name: round(total - self.seconds[name], 4) for name, total in seconds.items()}
-        costs = {**spent, "tokens": tokens, "memory_bytes": self.telemetry.memory()}
-        self.run.logs.telemetry(state.global_step, costs)
-        self.tokens, self.seconds = state.num_input_tokens_seen, seconds
+        self._count(state)
+        self.run.logs.telemetry(state.global_step, self.telemetry.since_last_call())
         self.note = f"loss {values['loss']:.4f}" if "loss" in values else self.note
 
     def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
@@ -167,7 +161,7 @@ class _RunCallback(TrainerCallback):
         self.run.seal_checkpoint(step, Path(args.output_dir) / f"checkpoint-{step}")
 
     def on_train_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
-        self.telemetry.count(state.num_input_tokens_seen - self.tokens)
+        self._count(state)
 
 
 def _gain(logged: Logged) -> float | None:
