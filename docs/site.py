@@ -27,7 +27,8 @@ INDEXES = (
     *("recipes/README.md", "results/README.md", "bench/README.md"),
     *("peakmem/README.md", "peakmem/validation/README.md"),
 )
-MODULES = ("masked", "logprobs", "kl", "rewards", "importance", "losses", "groups")  # of rlhf.objectives, in reading order
+# of rlhf.objectives, in reading order
+MODULES = ("masked", "logprobs", "kl", "rewards", "importance", "losses", "groups")
 LOADED = re.compile(  # with an address that names a host; links, which readers follow or not, are none
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*?\bsrc=[\"']?(?P<address>(?:https?:)?//[^\s\"'>]+)"
     r"|<link\b(?![^>]*\brel=[\"']?(?:canonical|license))[^>]*?\bhref=[\"']?(?P<sheet>(?:https?:)?//[^\s\"'>]+)"
