@@ -14,7 +14,6 @@ def _of_two_policies(command: Command) -> Command:
     """Add what names a finished evaluation and two of its policies."""
     trained = f"Policy whose wins are counted. [default: the first of {', '.join(POLICIES)} that was trained]"
     for option in (
-        click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rate only the first N pairs."),
         click.option("--b", metavar="POLICY", help=trained),
         click.option("--a", metavar="POLICY", help="Policy to compare against. [default: sft, or base]"),
         chooses_recipe,
@@ -28,13 +27,13 @@ def _of_two_policies(command: Command) -> Command:
 @_of_two_policies
 @click.option("--port", default=server.PORT, type=click.IntRange(0, 65535), help="Port of the page; 0: a free one.")
 @click.option("--summary", is_flag=True, help="Print win rates so far, and serve no page.")
-def rate(choice: Choice, a: str | None, b: str | None, limit: int | None, port: int, summary: bool) -> None:
+def rate(choice: Choice, a: str | None, b: str | None, port: int, summary: bool) -> None:
     """Rate answers of two policies blind, on a local page. Only this machine can open it."""
     paired = pair_answers(choice.run_directory(), a, b)
     if summary:
         show_summary(paired)
     else:
-        server.serve(server.Server(paired, port, limit=limit))
+        server.serve(server.Server(paired, port))
 
 
 @click.command()
@@ -43,11 +42,11 @@ def rate(choice: Choice, a: str | None, b: str | None, limit: int | None, port: 
     "--url", required=True, help="Address of an OpenAI-compatible endpoint, up to /v1; its key is in OPENAI_API_KEY."
 )
 @click.option("--model", required=True, metavar="NAME", help="Name of the model at the endpoint.")
-def judge(choice: Choice, a: str | None, b: str | None, limit: int | None, url: str, model: str) -> None:
+def judge(choice: Choice, a: str | None, b: str | None, url: str, model: str) -> None:
     """Let a model rate answers of two policies, in both orders.
 
     It rates the pairs that `rlhf ab` shows to people; a choice counts if it is the same in both orders.
     """
     paired = pair_answers(choice.run_directory(), a, b)
-    judging.run(paired, url, model, limit=limit)
+    judging.run(paired, url, model)
     show_summary(paired)

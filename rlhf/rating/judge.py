@@ -42,15 +42,15 @@ def letter(reply: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def run(paired: PairedAnswers, url: str, model: str, *, limit: int | None = None) -> None:
-    """Judge the first `limit` pairs that the model has not judged; each rating is stored as soon as it is known.
+def run(paired: PairedAnswers, url: str, model: str) -> None:
+    """Judge the pairs that the model has not judged; each rating is stored as soon as it is known.
 
     Pairs that the endpoint refuses are left to be judged. Raises UserError for any other fault of the endpoint.
     """
     rater = f"{ratings.JUDGE}{model}"
     endpoint = Endpoint(url, model, _question(Pair(0, "0" * 16, "What is 2 + 2?", "4", "5", {}), "ab"))
     known = {(row.item, row.sha256) for row in ratings.current_ratings(paired.file) if row.rater == rater}
-    todo = [pair for pair in paired.pairs[:limit] if (pair.item, pair.digest) not in known]
+    todo = [pair for pair in paired.pairs if (pair.item, pair.digest) not in known]
 
     def rate(pair: Pair) -> list[str]:
         """Judge a pair and store the rating; return the replies without a clear choice."""

@@ -33,8 +33,8 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, paired: PairedAnswers, port: int, limit: int | None = None):
-        self.pairs = {pair.item: pair for pair in paired.pairs[:limit]}
+    def __init__(self, paired: PairedAnswers, port: int):
+        self.pairs = {pair.item: pair for pair in paired.pairs}
         self.file = paired.file
         self.token = secrets.token_urlsafe(32)  # valid for this process: an older page may show other answers
         current_ratings(self.file)  # report a damaged file now

@@ -43,8 +43,8 @@ def serve():
     """Start a server on a free port; all are stopped afterwards."""
     servers = []
 
-    def start(root: Path, **options) -> Server:
-        servers.append(Server(pair_answers(root), 0, **options))
+    def start(root: Path) -> Server:
+        servers.append(Server(pair_answers(root), 0))
         threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
         return servers[-1]
 
@@ -268,18 +268,23 @@ def stub():
         yield start
 
 
+ROWS = [row(i, *(("same x", "same y") if i == 9 else ())) for i in range(10)]
+
+
 @pytest.fixture
 def asked(root, monkeypatch, capsys):
     """Exit code, stdout and stderr of `rlhf judge` with this endpoint."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    evaluation(root.parents[1], [row(i, *(("same x", "same y") if i == 9 else ())) for i in range(10)])
+    evaluation(root.parents[1], ROWS)
     where = ("--recipe", RECIPE, "--out", root.parents[1], "--model", "some/model")
     return lambda url, *options: rlhf(monkeypatch, capsys, "judge", *where, "--url", url, *options)
 
 
 def test_an_honest_judge_is_asked_in_both_orders_and_never_again(root, asked, stub):
     server = stub(honest)
-    asked(server.url, "--limit", "1")
+    evaluation(root.parents[1], ROWS[:1])
+    asked(server.url)
+    evaluation(root.parents[1], ROWS)
     conversation = "Human: question 0\n\nAssistant:"
     assert sorted(parts(question) for question in server.about_pairs()) == [
         [conversation, "a good answer", "a poor answer"],
