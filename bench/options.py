@@ -43,7 +43,7 @@ def load(
     """
     loaded = Choice(None if directory else hw, directory, guide, changes=changes).load()
     if on_device:
-        container.enter(loaded, [RESULTS], [])
+        container.enter(loaded, RESULTS)
     return loaded
 
 

@@ -96,7 +96,7 @@ class Choice:
         if stage == MERGE:
             self._check_merged(loaded)
         if on_device:
-            self._enter_container(loaded)
+            container.enter(loaded, self.root)
         if (loaded.released_sha256 or self.hw) and not distributed.launched():  # of several ranks their parent says it
             say(f"recipe: {loaded.directory} ({loaded.status})")
         return loaded
@@ -155,13 +155,6 @@ class Choice:
             | {f"model.{key}": value for key, value in model.items()}
             | {f"tokenizer.{key}": value for key, value in origin.items()}
         )
-
-    def _enter_container(self, loaded: PinnedRecipe) -> None:
-        """Go on in the container image where the recipe's device asks for it, showing it what the command names."""
-        values = click.get_current_context().params
-        written = [self.root, *(file.parent for name, file in values.items() if name == "to" and file)]
-        named = [part for value in values.values() for part in (value if isinstance(value, tuple) else (value,))]
-        container.enter(loaded, written, [default_root(), *named], values.get("port"))
 
 
 # ---- options of click ----

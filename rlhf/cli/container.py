@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -19,6 +18,7 @@ from rlhf.errors import UserError
 from rlhf.files import cache_root
 from rlhf.process import distributed
 from rlhf.recipe import PinnedRecipe
+from rlhf.recipe.folders import default_root
 from rlhf.run.provenance import code_version
 
 RUNTIME, IMAGE, INSIDE = "RLHF_RUNTIME", "RLHF_IMAGE", "RLHF_INSIDE"  # environment; Dockerfile sets the last
@@ -40,12 +40,13 @@ OPTION = click.option(
 )
 
 
-def enter(loaded: PinnedRecipe, written: Iterable[Path], read: Iterable[object], port: int | None = None) -> None:
+def enter(loaded: PinnedRecipe, root: Path) -> None:
     """Put the same command in the image in the place of this process, where a recipe's device is CUDA.
 
-    `written` are folders, made if need be; what `read` names is shown if it is a path here, and so is every path that
-    the recipe names. `port` is published on this machine. Returns where the command runs here: then so do all that it
-    starts. Raises UserError where the engine, or the image, is not there.
+    It writes into `root`, which is made if need be, and into the folder of what --to names. What other options name is
+    shown if it is a path here, and so is every path that the recipe names; --port is published on this machine. Returns
+    where the command runs here: then so do all that it starts. Raises UserError where the engine, or the image, is not
+    there.
     """
     runtime = os.environ.get(RUNTIME, "local")
     if runtime == "local" or INSIDE in os.environ or distributed.launched() or loaded.recipe.hardware.device != "cuda":
@@ -53,13 +54,16 @@ def enter(loaded: PinnedRecipe, written: Iterable[Path], read: Iterable[object],
         if INSIDE not in os.environ:
             os.environ.pop(IMAGE, None)  # the manifest names the image that a run is in
         return
-    folders = [Path(os.path.abspath(folder)) for folder in (_hub(), *written)]
+    values = click.get_current_context().params
+    to, port = values.get("to"), values.get("port")
+    folders = [Path(os.path.abspath(folder)) for folder in (_hub(), root, *([to.parent] if to else []))]
     name, identity = image(runtime)
     for folder in (cache_root(), *folders):
         folder.mkdir(parents=True, exist_ok=True)
     recipe, folder = loaded.recipe, loaded.directory
     of_recipe = [*recipe.data.files, recipe.model.name, recipe.tokenizer.name, recipe.evaluate.bertscore_model]
-    named = [*read, *of_recipe, folder, folder.parent.parent, *_modules()]
+    typed = [part for value in values.values() for part in (value if isinstance(value, tuple) else (value,))]
+    named = [*typed, *of_recipe, default_root(), folder, folder.parent.parent, *_modules()]
     shown = {os.path.abspath(path) for path in named if isinstance(path, str | Path) and os.path.exists(path)}
     only_read = [path for path in sorted(shown) if not any(Path(path).is_relative_to(folder) for folder in folders)]
     options = [f"-v={path}:{path}" for path in folders] + [f"-v={path}:{path}:ro" for path in only_read]
