@@ -9,12 +9,11 @@ import click
 from rlhf.cli.choice import Choice, chooses_recipe
 from rlhf.data import check, formats, show
 from rlhf.data.formats import ParsedRows
-from rlhf.data.rows import Document, Example, PreferencePair, Row
+from rlhf.data.rows import Example, PreferencePair, Row
 from rlhf.data.trainable import refusals
 from rlhf.errors import UserError
 from rlhf.plan.own_rows import tokenizer_at_hand
 from rlhf.recipe import Recipe, parse_overrides
-from rlhf.recipe.schema import Dialogues
 from rlhf.terminal import counted, screen
 from rlhf.terminal.progress import working
 
@@ -98,9 +97,8 @@ def show_data(choice: Choice, files: tuple[str, ...], count: int, drawn: bool) -
 def _lengths(recipe: Recipe, row: Row) -> tuple[int, int]:
     """Return the tokens of the longest prompt and of the longest sequence where a recipe trains on such rows."""
     dialogues, online = recipe.dialogues(), recipe.online()
-    names = {Document: ("pretrain",), Example: ("sft", "kto"), PreferencePair: ("rm", "dpo", "sft")}.get(type(row), ())
-    options = next((dialogues[name] for name in names if name in dialogues), None)
-    if isinstance(options, Dialogues):
+    names = {Example: ("sft", "kto"), PreferencePair: ("rm", "dpo", "sft")}.get(type(row), ())
+    for options in (dialogues[name] for name in names if name in dialogues):
         return options.max_prompt_length, options.max_length
     longest = max((section.max_prompt_length for section in online.values()), default=recipe.longest())
     return longest, recipe.longest()
