@@ -54,7 +54,7 @@ def load(
     for keys, problem in ((missing, "lacks"), (other_shape, "has another shape of"), (left_out, "has no place for")):
         if keys := sorted(key for key in keys if not COMPUTED.search(key)):
             raise UserError(f"{name}: its config.json's model {problem} {keys[0]}: take both from one save")
-    check_finite(dict(model.named_parameters()), name)
+    check_finite(_numbers(model), name)
     return model
 
 
@@ -84,6 +84,18 @@ def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
             low, high = x.aminmax()  # NaN propagates
             if not (low.isfinite() and high.isfinite()):
                 raise UserError(f"{where}: {name} holds NaN or infinity; it cannot be used")
+
+
+def _numbers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return tensors of a model by name that hold NaN or infinity where its weights do, or did before they were packed.
+
+    Rotary frequencies count too: with a base of 0 they are infinite, which some kernels hide until the backward pass.
+    """
+    values: dict[str, Tensor] = {name: x for name, x in model.named_buffers() if name.endswith("inv_freq")}
+    for name, parameter in model.named_parameters():
+        packed = getattr(parameter, "quant_state", None)  # its blocks have scales, and these a mean as their offset
+        values[name] = parameter if packed is None else packed.offset.reshape(1)  # NaN where one of the scales is
+    return values
 
 
 def share_weights(config: Path) -> None:

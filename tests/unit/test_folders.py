@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,6 +74,11 @@ def new_eos(folder: Path) -> None:
             "quantization_config: its weights are quantised already",
             id="cfg-quant",
         ),
+        pytest.param(
+            config(rope_parameters={"rope_type": "default", "rope_theta": 0}),
+            "inv_freq holds NaN or infinity",
+            id="cfg-theta",
+        ),
         pytest.param(config(pad_token_id=10**6), "cannot load the base model", id="cfg-pad"),
         pytest.param(lambda f: (f / "config.json").write_text("[" * 10**5), "cannot load the tokenizer", id="cfg-deep"),
         pytest.param(new_eos, "has 401 entries, the base model's vocab_size is only 400", id="tok-eosnew"),
@@ -99,6 +105,27 @@ def test_a_whole_index_is_read(folder, trained, tmp_path):
     run = StageRun(tmp_path, pretrained(trained, tmp_path, model__name=str(folder)), "sft")
     architecture = small().recipe.model.architecture
     assert architecture and load_base(run.base, CPU).config.hidden_size == architecture.hidden_size
+
+
+def test_nan_in_weights_that_are_quantised_when_they_are_loaded(tmp_path, trained):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes comes with the gpu extra")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes))
+    options = {"model__name": str(tmp_path / "base"), "model__quantization": "nf4"}
+    run = StageRun(tmp_path, pretrained(trained, tmp_path, **options), "sft")
+    model.save_pretrained(tmp_path / "base")
+    load_base(run.base, CPU)
+    model.model.layers[0].mlp.up_proj.weight.data[3, 5] = float("nan")
+    model.save_pretrained(tmp_path / "base")
+    with pytest.raises(UserError, match=r"up_proj\.weight holds NaN or infinity"):
+        load_base(run.base, CPU)
 
 
 def test_a_merged_model_is_checked_like_a_base(folder):
