@@ -9,7 +9,6 @@ from rlhf.recipe import as_yaml
 from rlhf.report.learned import SHOWN, Said, SampleRow, Sentence
 from rlhf.report.page import render
 from rlhf.report.tables import Table, table
-from rlhf.run.records import Answer
 from rlhf.terminal.wording import metric, number
 
 PAGE = "comparison.html"
@@ -55,9 +54,4 @@ def _samples(a: Side, b: Side) -> list[SampleRow]:
     """Return the first prompts to which the two sides gave different answers."""
     of_a, of_b = ({prompt: answers[0] for prompt, answers in side.answers.items()} for side in (a, b))
     prompts = [prompt for prompt in of_a if prompt in of_b and of_a[prompt].response != of_b[prompt].response]
-    return [SampleRow(turns(p)[-1][1], [], [_said("A", of_a[p]), _said("B", of_b[p])], "") for p in prompts[:SHOWN]]
-
-
-def _said(name: str, answer: Answer) -> Said:
-    given = " · ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in answer.given.items())
-    return Said(name, answer.response, given, "")
+    return [SampleRow(turns(p)[-1][1], [], [Said.of(of_a[p], "A"), Said.of(of_b[p], "B")], "") for p in prompts[:SHOWN]]

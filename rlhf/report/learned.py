@@ -95,6 +95,12 @@ class Said(NamedTuple):
     given: str
     kind: str
 
+    @classmethod
+    def of(cls, answer: Answer, policy: str, kind: str = "") -> "Said":
+        """Return an answer as it is shown."""
+        given = " · ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in answer.given.items())
+        return cls(policy, answer.response, given, kind)
+
 
 class SampleRow(NamedTuple):
     """A held-out prompt: its last question, the turns before it, the answers, and the right one if it is known."""
@@ -146,10 +152,8 @@ def row_of(line: SampleLine, key: str) -> SampleRow:
     of_start = None if start is None else _value(start, key)
     answers = []
     for policy, answer in line.answers.items():
-        given = " · ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in answer.given.items())
         value = _value(answer, key)
         change = 0.0 if policy in STARTS or value is None or of_start is None else value - of_start
         kind = "good" if change > 0 else "bad" if change < 0 else ""
-        title = TITLES.get(policy, policy)
-        answers.append(Said(title, answer.response, given, kind))
+        answers.append(Said.of(answer, TITLES.get(policy, policy), kind))
     return SampleRow(dialogue[last][1], [*dialogue[:last], *dialogue[last + 1 :]], answers, line.expected or "")

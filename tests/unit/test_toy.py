@@ -110,7 +110,7 @@ def test_what_an_assistant_does_is_what_components_see(shown):
 
 
 def test_bayes_accuracy_is_near_its_target(written):
-    realised, expected = toy.bayes_accuracy(written[2])
+    realised, expected = toy.bayes_accuracy(written[2], toy.annotator_tau())
     assert expected == pytest.approx(0.74, abs=0.01)
     assert realised == pytest.approx(expected, abs=4 * (0.74 * 0.26 / 6000) ** 0.5)
 
@@ -137,9 +137,9 @@ def test_the_expected_gap_by_hand():
     tau = toy.annotator_tau()
     p = toy.prefers_first(*right, tau)
     lost = 100 * (2 * p - 1)
-    assert toy.expected_gap([right, wrong], [0.1, -0.1]) == pytest.approx(0)
-    assert toy.expected_gap([right, wrong], [-0.1, 0.1]) == pytest.approx(lost)
-    assert toy.expected_gap([right, wrong, tie], [0.0, 0.1, 0.1]) == pytest.approx((lost / 2 + lost + 0) / 3)
+    assert toy.expected_gap([right, wrong], [0.1, -0.1], tau) == pytest.approx(0)
+    assert toy.expected_gap([right, wrong], [-0.1, 0.1], tau) == pytest.approx(lost)
+    assert toy.expected_gap([right, wrong, tie], [0.0, 0.1, 0.1], tau) == pytest.approx((lost / 2 + lost + 0) / 3)
 
 
 # --- files -------------------------------------------------------------------------------------------------------

@@ -338,26 +338,24 @@ def annotator_tau(bayes_accuracy: float = 0.74) -> float:
     return low
 
 
-def bayes_accuracy(pairs: Iterable[tuple[str, str, str]], tau: float | None = None) -> tuple[float, float]:
+def bayes_accuracy(pairs: Iterable[tuple[str, str, str]], tau: float) -> tuple[float, float]:
     """Return how often the annotator's own utility names the chosen answer: realised and expected share.
 
     pairs: (prompt, chosen, rejected). A tie counts one half. The expected share is the mean of σ(|u₁ − u₂| / τ), which
-    does not depend on the drawn labels; τ is annotator_tau() unless given.
+    does not depend on the drawn labels.
     """
-    tau = annotator_tau() if tau is None else tau
     chances = [prefers_first(prompt, chosen, rejected, tau) for prompt, chosen, rejected in pairs]
     realised = math.fsum((p > 0.5) + 0.5 * (p == 0.5) for p in chances) / len(chances)
     return realised, math.fsum(max(p, 1 - p) for p in chances) / len(chances)
 
 
-def expected_gap(pairs: Iterable[tuple[str, str, str]], margins: Iterable[float], tau: float | None = None) -> float:
+def expected_gap(pairs: Iterable[tuple[str, str, str]], margins: Iterable[float], tau: float) -> float:
     """Return how far a judge's accuracy is below the best possible one, in points, expected over the labels.
 
     pairs: (prompt, one answer, the other); margins: the judge's score of the first less that of the second. Each pair
     adds the probability that a fresh label agrees with the utility, less the probability that it agrees with the judge,
     which is ½ for a tie.
     """
-    tau = annotator_tau() if tau is None else tau
     gaps = []
     for (prompt, first, second), margin in zip(pairs, margins, strict=True):
         p = prefers_first(prompt, first, second, tau)
