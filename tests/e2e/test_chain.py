@@ -158,6 +158,8 @@ def test_two_policies_compared_say_what_the_evaluation_says(chain):
     rows = {row.name: row._asdict() for row in compared.rows}
     for key in ("score", "true_reward", "perplexity", "kl_per_token"):
         assert rows[key]["a"] == pytest.approx(metrics[f"dpo/{key}"], abs=1e-6)
+        assert rows[key]["b"] == pytest.approx(metrics[f"ppo/{key}"], abs=1e-6)
+    for key in ("score", "true_reward"):
         assert rows[key]["difference"] == pytest.approx(metrics[f"ppo/{key}"] - metrics[f"dpo/{key}"], abs=1e-6)
     assert compared.settings == {} and compared.prompts == 8
 
