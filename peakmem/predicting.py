@@ -81,8 +81,8 @@ def fit(argument: str, run: Run) -> tuple[int, report.Prediction | None]:
 
     low, high = 0, 1
     while high <= MOST and fits_with(high):
-        if low and _extent(tried[high]) == _extent(tried[low]) is not None:
-            _say(f"{argument} {high} takes no more than {low}: the program's rows or its other options bound it")
+        if low and _extent(tried[high]) == _extent(tried[low]):
+            _say(f"{argument} {high} takes no more than {low}: rows or other options bound it, or it is not read")
             return high, tried[high]
         low, high = high, 2 * high
     while high - low > 1:
@@ -94,10 +94,10 @@ def fit(argument: str, run: Run) -> tuple[int, report.Prediction | None]:
     return low, tried.get(low)
 
 
-def _extent(found: report.Prediction) -> tuple[int, int] | None:
-    """Return what is allocated, and the largest batch (1 if the program came to its end); None if it is unknown."""
-    numbers = found.record.seen.numbers if found.record.seen else int(found.ended == "its end")
-    return (found.allocated, numbers) if numbers else None
+def _extent(found: report.Prediction) -> tuple[int, int]:
+    """Return what is allocated at the peak, and the largest batch; without a DataLoader all bytes of the steps."""
+    seen, events = found.record.seen, found.record.events
+    return found.allocated, seen.numbers if seen else sum(event.bytes for event in events if event.bytes > 0)
 
 
 def with_value(arguments: tuple[str, ...], name: str, value: int) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ class _Process:
         into.with_suffix(".task").write_bytes(pickle.dumps((run, card, stack, layers, probing)))
         path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "peakmem.predicting", str(into)],
+            [sys.executable, "-P", "-m", "peakmem.predicting", str(into)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=_copy_to(into.with_suffix(".scratch")) if run.scratch else None,

@@ -95,4 +95,6 @@ def test_the_largest_value_that_fits_is_found(tmp_path, monkeypatch):
     assert found and found.fits and value in needed and not needed[value + 1].fits
     Path("few.py").write_text("import sys" + rows.replace("10**4", "3"))
     assert predicting.fit("batch-size", predicting.Run("few.py", card="4090", batches=2))[0] == 8, "it has three rows"
+    Path("deaf.py").write_text("import torch\nx = torch.zeros(2**20, device='cuda')")
+    assert predicting.fit("batch-size", predicting.Run("deaf.py", card="4090"))[0] == 2, "it does not read it"
     assert Path("train.py").exists()

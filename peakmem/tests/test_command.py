@@ -138,6 +138,16 @@ def test_a_fault_of_ours_says_so(tmp_path):
     assert "a fault of peakmem" in found["message"] and "train.py:4" in found["message"]
 
 
+def test_files_of_the_current_folder_are_no_modules_of_a_program_elsewhere(tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    (here / "pickle.py").write_text("raise RuntimeError('this is not the library')")
+    (there / "train.py").write_text("import torch\nx = torch.zeros(2**20, device='cuda')")
+    monkeypatch.chdir(here)
+    assert predict_program(str(there / "train.py")).allocated == 2**22
+
+
 def test_without_a_card_there_are_figures_and_no_verdict(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("import torch\nx = torch.zeros(2**28, device='cuda')\nopen('written', 'w')")
