@@ -284,6 +284,18 @@ def test_metrics_of_a_batch_row_by_row(run, rollout, stage, kl_penalty):
 
 
 @pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_the_ratio_is_that_of_a_policy_that_has_moved(run, rollout, stage):
+    """Every token was a tenth of a nat less likely when it was sampled; RLOO's ratio is that of the response."""
+    learner = new_learner(run, stage, num_iterations=2, num_mini_batches=1, learning_rate=1e-12)
+    batch = make_batch(learner, rollout, scored(rollout, REWARDS)[1])
+    moved = learner.update(replace(batch, old_logp=batch.old_logp - 0.1 * rollout.mask))
+    lengths = rollout.response_length.tolist()
+    ratios = [math.exp(0.1 * (n if stage == "rloo" else 1)) for n in lengths]
+    expected = sum(n * ratio for n, ratio in zip(lengths, ratios, strict=True)) / sum(lengths)
+    assert moved["val/ratio"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
 def test_a_batch_with_few_verdicts_or_none_has_no_nan(run, rollout, stage):
     """A response without a verdict has advantage 0, and its scores are in no mean; without any there is no mean."""
     learner = new_learner(run, stage, normalize_advantages=True)

@@ -176,8 +176,8 @@ MUTANTS = (
     Mutant(
         "an adapter without its scale",
         "rlhf/models/lean",
-        "weight, b, a, alpha=part.scaling)",
-        "weight, b, a)",
+        "weight, b, a, alpha=part.scaling, out=rows)",
+        "weight, b, a, out=rows)",
         "tests/unit/test_trunk.py::test_values_and_gradients_are_those_of_peft_but_for_the_order_of_sums",
     ),
     Mutant(
