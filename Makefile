@@ -64,13 +64,13 @@ all: $(ready) ## train and evaluate every stage of the recipe
 $(PLAIN): $(ready) ## the command of this name (HW= or RECIPE=, or RUN=); `.venv/bin/rlhf COMMAND --help` explains it
 	$(rlhf) $@$(run)$(args)
 compare: $(ready) ## compare runs on the same held-out prompts (A=runs/NAME/v1 B=...)
-	$(rlhf) compare $(call quoted,$(A)) $(call quoted,$(B))$(args)
+	$(rlhf) compare$(if $(A), $(call quoted,$(A)))$(if $(B), $(call quoted,$(B)))$(args)
 score: $(ready) ## score answers with the trained reward model (FILES=, or PROMPT= RESPONSE=)
 	$(rlhf) score$(run) $(FILES)$(args)
 reward: $(ready) ## try rewards on the answers of DATA and on junk, before training (REWARD=my_rewards:polite)
 	$(rlhf) reward $(REWARD)$(args)
 data-check data-show: $(ready) ## check the rows of the files in DATA, or show some
-	$(rlhf) $(subst -, ,$@) $(DATA)$(if $(ARGS), $(ARGS))
+	$(rlhf) $(subst -, ,$@) $(DATA)$(one)$(if $(filter SET,$(typed)),$(call each,SET))$(if $(ARGS), $(ARGS))
 
 image: $(ready) #- build the container image; runs do it when needed (BASE=, PIP_ARGS=)
 	@$(env)BASE='$(BASE)' PIP_ARGS='$(PIP_ARGS)' $(VENV)/bin/python -m rlhf.cli.container $(RUNTIME)

@@ -26,7 +26,7 @@ def compare_runs(paths: tuple[Path, ...]) -> None:
     recipe with several seeds count as one side. What was not evaluated yet is evaluated; nothing is trained.
     """
     if len(paths) < 2:
-        raise click.UsageError("name two runs or more")
+        raise click.UsageError("name two runs or more (make: A=RUN B=RUN)")
     runs = [named_run(path) for path in paths]
     policy = _policy(runs[0])
     evaluations = []

@@ -170,7 +170,8 @@ def parse_prompt(value: object, source: str) -> Prompt:
 def messages(value: object, key: str) -> Prompt:
     """Return a list of messages; `key` is its name in errors. Raises Malformed."""
     if not isinstance(value, list) or not value:
-        raise Malformed(f"'{key}' is {type(value).__name__}; it must be a list of messages with role and content")
+        kinds = "a list of messages with role and content" if key == "messages" else "text or a list of messages"
+        raise Malformed(f"'{key}' is {type(value).__name__}; it must be {kinds}")
     return tuple(_message(message, f"{key}[{number}]", number) for number, message in enumerate(value, 1))
 
 
@@ -210,7 +211,7 @@ def _text(value: object, place: str) -> str:
 def _label(value: object, labels: Mapping[str, bool]) -> bool:
     said = str(value).strip()
     if (good := labels.get(said.lower())) is None:
-        way_out = "--set 'data.labels={GOOD: true, BAD: false}', with the file's two words, says what they mean"
+        way_out = "say what its two words mean: --set data.labels.GOOD=true --set data.labels.BAD=false"
         raise Malformed(f"'label' is {said[:40]!r}, neither true nor false: {way_out}")
     return good
 

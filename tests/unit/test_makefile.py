@@ -52,6 +52,7 @@ def make(*words: str, venv: Path, **environment: str) -> tuple[int, str, str]:
         ("score HW=cpu 'FILES=a b'", "rlhf score a b --hw cpu"),
         ("reward REWARD=my:polite DATA=a", "rlhf reward my:polite --data a"),
         ("data-check 'DATA=a b' 'ARGS=--seed 1'", "rlhf data check a b --seed 1"),
+        ("data-show DATA=a HW=cpu SET=data.turns=last", "rlhf data show a --hw cpu --set data.turns=last"),
         ("bench-against REV=HEAD~1", "python -m bench.against --rev HEAD~1"),
     ],
 )  # fmt: skip

@@ -258,7 +258,7 @@ def test_three_kinds_of_files_are_refused_with_their_place(tmp_path, rows, named
 
 def test_what_was_refused_is_read_once_it_is_declared(tmp_path):
     thumbs = "prompt,completion,label\nQ?,a,Thumbs_Up\nQ?,b,thumbs_down\n"
-    rows = read(tmp_path, thumbs, "data.labels={thumbs_up: true, thumbs_down: false}", name="rows.csv").rows
+    rows = read(tmp_path, thumbs, "data.labels.thumbs_up=true", "data.labels.thumbs_down=false", name="rows.csv").rows
     assert [row.good for row in rows if isinstance(row, Example)] == [True, False]
     weighted = [{"messages": [USER, FOUR | {"weight": 1, "id": "m1"}], "tools": ["calculator"]}]
     assert len(read(tmp_path, weighted, "data.ignore=[weight,id,tools]").rows) == 1
