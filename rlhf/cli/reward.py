@@ -11,7 +11,8 @@ import click
 
 from rlhf.cli.choice import Choice, chooses_recipe
 from rlhf.data import formats
-from rlhf.data.rows import Document, Example, PreferencePair, PromptOnly
+from rlhf.data.corpus import Dialogue
+from rlhf.data.rows import Document, Example, PreferencePair, Row
 from rlhf.data.source import read_source
 from rlhf.data.transcripts import render_hh
 from rlhf.data.worlds import gym
@@ -20,7 +21,7 @@ from rlhf.files import cache_root
 from rlhf.plan.own_rows import tokenizer_at_hand
 from rlhf.recipe import parse_overrides
 from rlhf.recipe.schema_online import MODEL_REWARD
-from rlhf.stages.online.rewards import find
+from rlhf.stages.online.rewards import RewardFunction, find
 from rlhf.terminal import screen
 from rlhf.terminal.progress import working
 from rlhf.terminal.tables import rows_table
@@ -56,11 +57,7 @@ def reward(choice: Choice, names: tuple[str, ...]) -> None:
             every = formats.read(choice.data, settings)
         tokenizer = tokenizer_at_hand(recipe) if recipe else None
         written = tokenizer.prompt_text if tokenizer else render_hh
-    rows = [row for row in every.rows if not isinstance(row, Document)]
-    if any(function.needs_answer for function in functions):
-        rows = [row for row in rows if getattr(row, "right_answer", None) is not None]
-    if not rows:
-        raise UserError('no row of the data has a "prompt", with an "answer" for rewards that compare with one')
+    rows = _judged_rows(functions, every.rows)
     answers = [(row, _answers(row)) for row in random.Random(0).sample(rows, min(PROMPTS, len(rows)))]
     means: dict[str, list[float | None]] = {}
     for kind in dict.fromkeys(kind for _, of_row in answers for kind in of_row):
@@ -83,7 +80,24 @@ def reward(choice: Choice, names: tuple[str, ...]) -> None:
     sys.exit(JUNK_WINS if any(won) else 0)
 
 
-def _answers(row: Example | PreferencePair | PromptOnly) -> dict[str, str]:
+def _judged_rows(functions: Sequence[RewardFunction], every: Sequence[Row]) -> list[Dialogue]:
+    """Return the rows that the functions can judge: those with an answer, where one compares with it.
+
+    Raises UserError where there is none, and for a column that a function needs and no row has.
+    """
+    rows = [row for row in every if not isinstance(row, Document)]
+    for function in functions:
+        for column in (name for name, needed in function.columns.items() if needed):
+            if not any(column in row.columns for row in rows):
+                raise UserError(f"reward {function.name} takes a column {column!r}, which no row of the data has")
+    if any(function.needs_answer for function in functions):
+        rows = [row for row in rows if getattr(row, "right_answer", None) is not None]
+    if not rows:
+        raise UserError('no row of the data has a "prompt", with an "answer" for rewards that compare with one')
+    return rows
+
+
+def _answers(row: Dialogue) -> dict[str, str]:
     """Return the real answers to a row's prompt by kind, the best first, and junk, whose kinds begin with "junk"."""
     found: dict[str, str] = {}
     if isinstance(row, PreferencePair):

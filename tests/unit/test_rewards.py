@@ -202,7 +202,7 @@ def test_columns_of_rows_come_with_their_prompts(own):
         ("return [sys.exit('no key') if not c else 1.0 for c in completions]", "SystemExit"),
         ("return 3.0", "TypeError"),
         ("return [1.0, float('nan')][-len(completions):]", "nan"),
-        ("return ['1'] * len(completions)", "TypeError"),
+        ("return ['1'] * len(completions)", "'1'"),
     ],
 )
 def test_what_fails_is_named_with_its_question(own, tmp_path, body, kind):
@@ -211,8 +211,8 @@ def test_what_fails_is_named_with_its_question(own, tmp_path, body, kind):
         find("failing:f", "here")(asked("first", "fine", "second", ""))
     said = str(error.value)
     assert "\n" not in said and ("second" in said or "first" in said)
-    if kind in ("ZeroDivisionError", "SystemExit"):
-        assert "second" in said and f"{tmp_path / 'failing.py'}:3" in said
+    line = 3 if kind in ("ZeroDivisionError", "SystemExit") else 2  # of what it returned: where it begins
+    assert f"{tmp_path / 'failing.py'}:{line}" in said and ("second" in said or line == 2)
 
 
 def test_a_module_that_cannot_be_imported_is_named_with_its_line(own, tmp_path):

@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -116,12 +116,12 @@ class RewardFunction:
             result = self.function(**{name: list(items) for name, items in lists.items() if name in self._taken})
             if inspect.iscoroutine(result):
                 result = RUNNER.run(result)
-            if isinstance(result, Mapping):  # its keys would be taken for the numbers
-                raise TypeError("it returned a mapping, not a list of numbers")
+            if isinstance(result, Mapping) or not isinstance(result, Iterable):  # of a mapping the keys would be taken
+                raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
             numbers = list(result)
             for number in numbers:
-                if number is not None and not abs(number) <= LARGEST:  # NaN is not, and a text has no `abs`
-                    raise ValueError(f"it returned {number}, not a finite number in float32 or None")
+                if number is not None and (isinstance(number, str) or not abs(number) <= LARGEST):  # NaN is not
+                    raise ValueError(f"it returned {number!r}, not a finite number in float32 or None")
             if len(numbers) != count:
                 raise ValueError(f"it returned {len(numbers)} numbers for {count} responses, not one for each")
             return [None if number is None else float(number) for number in numbers]
@@ -234,11 +234,17 @@ def _limited(seconds: float | None, line: str) -> Iterator[None]:
 
 
 def _said(error: BaseException, function: Callable[..., Any] | None = None) -> str:
-    """Return an error in one line: class, message, and the innermost line of the function's file, else of all code."""
+    """Return an error in one line: class, message, and the innermost line of the function's file, else of all code.
+
+    What is wrong with the numbers that a function returned is said of its first line.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    file = inspect.getsourcefile(inspect.unwrap(function)) if inspect.isfunction(function) else None
-    place = [frame for frame in frames if frame.filename == file][-1:] or frames[-1:]
-    at = f"{place[0].filename}:{place[0].lineno}" if place else ""
+    places = [(frame.filename, frame.lineno) for frame in frames]
+    if inspect.isfunction(function):
+        code = inspect.unwrap(function).__code__
+        places = [place for place in places if place[0] == code.co_filename]
+        places = places or [(code.co_filename, code.co_firstlineno)]
+    at = f"{places[-1][0]}:{places[-1][1]}" if places else ""
     if isinstance(error, SyntaxError):
         at = f"{error.filename}:{error.lineno}"
     return excerpt(f"{type(error).__name__}: {error}") + (f" in {at}" if at else "")
