@@ -50,7 +50,7 @@ def show_samples(folder: Path) -> None:
     newest = [line for line in lines if line.step == lines[-1].step]
     newest.sort(key=lambda line: len({answer.response for answer in line.answers.values()}) == 1)
     if newest:
-        screen.OUT.print("\nheld-out prompts, the first whose answer changed", style="bold")
+        screen.OUT.print("\nheld-out prompts, changed answers first", style="bold")
     for line in newest[:SHOWN]:
         show_sample(line)
 

@@ -68,7 +68,8 @@ class Split(Generic[T]):
             return self
         raise UserError(
             f"{stage} needs {rows_needed} on both sides of the split; the data has {len(self.train)} for training and "
-            f"{len(self.test)} held out: add a file with such rows to --data, or change data.heldout_fraction"
+            f"{len(self.test)} held out: add a file with such rows to --data, or change data.heldout_fraction (rows "
+            "with one first user message stay on one side)"
         )
 
 

@@ -57,7 +57,7 @@ def _read(path: Path, file: TextIOWrapper) -> Iterator[str]:
     try:
         yield from file
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not text in UTF-8 ({message_of(error)}); save it as UTF-8, whole") from None
+        raise UserError(f"{path}: not UTF-8, or a damaged .gz ({message_of(error)}); save it anew") from None
 
 
 def _json(path: Path) -> Iterator[tuple[str, object]]:
@@ -79,7 +79,7 @@ def _value(text: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
-        return Malformed(f"not JSON ({message_of(error)})")
+        return Malformed(f"not JSON ({message_of(error)}); a table is called .csv or .tsv")
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:

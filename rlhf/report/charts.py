@@ -95,7 +95,8 @@ def learned(run: RunRecords) -> list[Chart]:
             first = gains[0][1]
             points = [Point(0, first.start), *(Point(step, gain.end, gain.end_interval) for step, gain in gains)]
             bands = "; band: 95 %" if any(point.ends for point in points) else ""
-            title = f"{first.name} of {TITLES[stage]} by step (dotted: {START_IN_WORDS[first.origin]}{bands})"
+            what = f"{first.name} of {TITLES[stage]} by step, on validation prompts"
+            title = f"{what} (dotted: {START_IN_WORDS[first.origin]}{bands})"
             charts.append(chart(title, points, first.start))
     return charts
 

@@ -44,7 +44,8 @@ def test_a_wrong_line_is_named_with_its_key(tmp_path, line, message):
     file.write_text('{"step": 0}\n' + line + "\n")
     with pytest.raises(UserError) as caught:
         reader.read_lines(file, MetricsLine)
-    assert str(caught.value).startswith(f"{file}:2: ") and message in str(caught.value)
+    said = str(caught.value)
+    assert said.startswith(f"{file}:2: ") and message in said and "delete this line" in said
 
 
 def test_a_damaged_target_of_a_summary_is_named(tmp_path):
