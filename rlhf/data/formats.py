@@ -119,7 +119,7 @@ def parse(files: Iterable[RawFile], settings: Data = AS_THEY_ARE) -> ParsedRows:
         if not count or 2 * len(bad) > count:
             first = "no rows"
             if bad:
-                first = f"{len(bad):,} of {counted(count, 'row')} cannot be read, as {': '.join(bad[0][1:])}"
+                first = f"{counted(len(bad), 'malformed row')} of {count:,}, as {': '.join(bad[0][1:])}"
             raise UserError(f"{name}: {first}; name another file, or the rows' columns or set (docs/data.md)")
         left_out += bad
         found.append(DataFile(name=name, sha256=hash_of_file(), rows=count, kind=file.format))
