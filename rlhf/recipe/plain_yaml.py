@@ -1,4 +1,4 @@
-"""The only reader of YAML: PyYAML's safe loader, with decimal numbers, and without repeated keys.
+"""The only reader of YAML: PyYAML's safe loader, with decimal numbers, and without repeated keys and aliases.
 
 1e-4 and -.5 are numbers, which YAML 1.1 takes for text; 1:30, 010 and a date are text, which a key for numbers refuses.
 """
@@ -21,6 +21,14 @@ _TAG = "tag:yaml.org,2002:"
 
 class Yaml(yaml.SafeLoader):
     """The loader."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Return the next node. Raises ConstructorError for an alias: a change of one place would change both."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]  # its stubs do not annotate it
+            raise _problem("an alias (*name) is not used here; write its value", event)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         """Return a mapping. Raises ConstructorError for a key that is given twice or is not text."""
@@ -63,7 +71,7 @@ def parse(text: str, source: str, lines: bool = True) -> JsonValue:
     """Return the value of YAML text. Raises UserError that begins with `source` and, with `lines`, the line."""
     try:
         value: JsonValue = yaml.load(text, Yaml)
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair, or a loop, is a ValueError
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is a ValueError
         return value
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
         mark = getattr(error, "problem_mark", None)
