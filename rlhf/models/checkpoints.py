@@ -38,6 +38,9 @@ def load(
     have a place in the model. Raises UserError for another checkpoint and for weights that are not finite; the
     library's own errors pass.
     """
+    one, parts = Path(name, "model.safetensors"), Path(name, "model.safetensors.index.json")
+    if one.exists() and parts.exists():
+        raise UserError(f"{name}: weights of two saves, {one.name} and the parts of {parts.name}: move one away")
     check_full(PreTrainedConfig.get_config_dict(name, revision=revision)[0], name)
     model: PreTrainedModel
     model, report = kind.from_pretrained(

@@ -59,6 +59,11 @@ def with_index(**keys: object):
     return write
 
 
+def two_saves(folder: Path) -> None:
+    with_index(weight_map={"x": "model-1.safetensors"}, metadata={})(folder)
+    (folder / "model.safetensors").touch()
+
+
 def new_eos(folder: Path) -> None:
     change(folder / "tokenizer_config.json", eos_token="<another end>")
 
@@ -85,6 +90,7 @@ def new_eos(folder: Path) -> None:
         pytest.param(
             with_index(metadata={}, weight_map={"x": "gone.safetensors"}), r"gone\.safetensors", id="index-gone"
         ),
+        pytest.param(two_saves, r"model\.safetensors\.index\.json", id="two-saves"),
         pytest.param(with_nan, r"model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinity", id="nanw"),
     ],
 )
