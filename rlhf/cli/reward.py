@@ -87,7 +87,7 @@ def _judged_rows(functions: Sequence[RewardFunction], every: Sequence[Row]) -> l
     """
     rows = [row for row in every if not isinstance(row, Document)]
     for function in functions:
-        for column in (name for name, needed in function.columns.items() if needed):
+        for column in function.needs:
             if not any(column in row.columns for row in rows):
                 raise UserError(f"reward {function.name} takes a column {column!r}, which no row of the data has")
     if any(function.needs_answer for function in functions):

@@ -170,7 +170,7 @@ def test_a_function_gets_what_it_names(own):
     assert find("own_rewards:words", "here")(lists) == [1.5, 0.5]
     assert find("own_rewards:every", "here")(lists) == [1.0, 1.0]
     column = find("own_rewards:column", "here")
-    assert column(lists) == [3.0, 4.0] and column.columns == {"level": True, "note": False}
+    assert column(lists) == [3.0, 4.0] and column.columns == ["level", "note"] and column.needs == ["level"]
 
 
 def test_columns_of_rows_come_with_their_prompts(own):

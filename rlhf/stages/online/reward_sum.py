@@ -58,7 +58,7 @@ class RewardSum:
         Raises UserError where none are left on a side of the split, and for a right answer that no response can match.
         """
         for function in self.functions.values():
-            for column in (name for name, needed in function.columns.items() if needed):
+            for column in function.needs:
                 having = {prompt for prompt, row in self.columns.items() if column in row}
                 what = f"prompts with a column {column!r}, which the reward {function.name} takes"
                 prompts = prompts.only(having.__contains__).required(self.stage, what)

@@ -67,10 +67,10 @@ def labels(names: Sequence[str]) -> list[str]:
 class RewardFunction:
     """A reward function and how the recipe names it.
 
-    columns: those of the rows that it takes, and whether it needs them. needs_answer: whether it compares responses
-    with right answers. is_named: whether it is one of REWARDS, which raise for an answer that no response can match.
-    begin(folder, device): make it ready for a run, which has a folder for files, and a device. weight: in a sum of
-    rewards. timeout: the seconds of a call, past which the process ends in a line.
+    columns: those of the rows that it takes. needs: those without which it cannot judge. needs_answer: whether it
+    compares responses with right answers. is_named: whether it is one of REWARDS, which raise for an answer that no
+    response can match. begin(folder, device): make it ready for a run, which has a folder for files, and a device.
+    weight: in a sum of rewards. timeout: the seconds of a call, past which the process ends in a line.
     """
 
     weight = 1.0
@@ -83,7 +83,8 @@ class RewardFunction:
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         needed = {p.name: p.default is p.empty for p in named}
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.columns = {name: needs for name, needs in needed.items() if name not in (*STANDARD, ENTRY)}
+        self.columns = [name for name in needed if name not in (*STANDARD, ENTRY)]
+        self.needs = [name for name in self.columns if needed[name]]
         self.needs_answer = needed.get("answer", False) or needed.get(ENTRY, False)
         self._taken = {*needed, *(STANDARD if takes_all else ())}
 
